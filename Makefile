@@ -1,0 +1,70 @@
+# Every target makes and uses .venv; nothing is installed outside this directory (as root, two Debian packages may be:
+# see tools/prepare.sh).
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	if $$p -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; \
+	then echo $$p; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# CI runs the tests that need torch too; elsewhere they skip, because torch is large. WITH_TORCH=1 asks for it.
+WITH_TORCH ?= $(if $(filter true,$(CI)),1,)
+comma := ,
+TEST_EXTRAS := daemon,report,dev$(if $(WITH_TORCH),$(comma)torch)
+TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
+PYTEST_ARGS ?=
+
+.PHONY: help venv demo test lint format protos bench clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@tools/prepare.sh venv "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+
+# Two stamps: the demo does not wait for linters. An editable install: re-made only when pyproject.toml changes.
+$(VENV)/.stamp-demo: pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[daemon,report]'
+	@touch $@
+
+$(TEST_STAMP): pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[$(TEST_EXTRAS)]'
+	@touch $@ $(VENV)/.stamp-demo
+
+venv: $(TEST_STAMP) ## Make .venv with everything that tests and linters need
+
+demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/demo.json, build/demo.png
+	@tools/prepare.sh net
+	@mkdir -p build
+	$(BIN)/proxyd demo --out build/demo.json --plot build/demo.png
+
+test: $(TEST_STAMP) ## All tests (PYTEST_ARGS=... is passed on)
+	@tools/prepare.sh net
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(TEST_STAMP) ## ruff, mypy --strict, layers, generated code in step with the protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/protos.py --check
+
+format: $(TEST_STAMP) ## Let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(TEST_STAMP) ## Regenerate proxyd/v1 from protos/
+	$(BIN)/python tools/protos.py
+
+bench: $(VENV)/.stamp-demo ## Relay and grant benchmarks: build/relay.json, build/grants.json
+	@mkdir -p build
+	$(BIN)/proxyd bench relay --out build/relay.json
+	$(BIN)/proxyd bench grants --out build/grants.json
+
+clean: ## Remove .venv and everything built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

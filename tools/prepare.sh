@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
+#   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
+#   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
+set -euo pipefail
+
+apt_install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
+    echo "proxyd: installing $* with apt-get" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >/dev/null 2>&1 && return 0
+    # A fresh image has no package lists yet.
+    apt-get update -q </dev/null >/dev/null 2>&1 || true
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >&2
+}
+
+case "${1:-}" in
+venv)
+    python="${2:-}"
+    if [ -z "$python" ]; then
+        echo "proxyd needs Python 3.11, 3.12 or 3.13 and found none on PATH." >&2
+        echo "Install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv) or say: make PYTHON=/path/to/python3" >&2
+        exit 2
+    fi
+    if ! "$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; then
+        echo "proxyd needs Python 3.11, 3.12 or 3.13; '$python' is $("$python" --version 2>&1 | head -n 1)." >&2
+        exit 2
+    fi
+    if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+        apt_install "python$version-venv" || apt_install python3-venv || true
+        if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+            echo "'$python' cannot make a virtual environment: its modules venv and ensurepip are missing." >&2
+            echo "As root: apt-get install python$version-venv, then run make again." >&2
+            exit 2
+        fi
+    fi
+    ;;
+net)
+    # Debian keeps ip in /usr/sbin, which an ordinary user's PATH may lack.
+    PATH="$PATH:/usr/sbin:/sbin"
+    if ! command -v ip >/dev/null 2>&1 && ! { apt_install iproute2 && command -v ip >/dev/null 2>&1; }; then
+        echo "proxyd: the command 'ip' is missing (package iproute2), so the emulated WAN cannot be built here." >&2
+        echo "        As root: apt-get install iproute2. Going on: the demo falls back to loopback, WAN tests skip." >&2
+    fi
+    ;;
+*)
+    echo "usage: $0 venv PYTHON | net" >&2
+    exit 2
+    ;;
+esac
