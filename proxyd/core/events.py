@@ -1,0 +1,284 @@
+"""What happens to the two machines: every input they have besides time.
+
+The daemon and the simulator both turn what they see into these and pass them to ``handle(event, now_ns)``. Payload never
+appears; memory is named by (arena, offset).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.messages import AgentMessage, CoordinatorMessage
+from proxyd.wire import peer
+from proxyd.wire.envelope import Envelope, ErrorCode
+
+# ------------------------------------------------------------------------------------------------------ both machines
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimePassed:
+    """``next_deadline_ns()`` has come (or may have: an early one is harmless)."""
+
+
+# ------------------------------------------------------------------------------------------------ coordinator machine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """An authenticated agent said hello. ``session`` is a number the driver never uses twice."""
+
+    session: int
+    message: AgentMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionMessage:
+    """A message of an open session."""
+
+    session: int
+    message: AgentMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session's stream ended."""
+
+    session: int
+    reason: str
+
+
+CoordinatorEvent: TypeAlias = TimePassed | SessionOpened | SessionMessage | SessionClosed
+
+# ------------------------------------------------------------------------------------------------------ agent machine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientAttached:
+    """A trainer finished its hello. A known endpoint with another incarnation: the newest wins (the driver has checked the uid)."""
+
+    endpoint: EndpointName
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientDetached:
+    """A trainer is gone. Its unacknowledged sends fail unless ``orderly`` (then they go on up to the linger time)."""
+
+    endpoint: EndpointName
+    incarnation: int
+    reason: str
+    orderly: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendPosted:
+    """A message from a local trainer; its block is the agent's until TellSendDone / TellSendFailed."""
+
+    transfer: TransferId
+    envelope: Envelope
+    filled_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendFilled:
+    """More of a posted message is in its block."""
+
+    transfer: TransferId
+    filled_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendCancelled:
+    """The trainer gave the message up."""
+
+    transfer: TransferId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendAnnounced:
+    """A message that a local trainer will post in ``ready_in_ns`` (envelope without dtype and shape)."""
+
+    envelope: Envelope
+    ready_in_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecvAccepted:
+    """A local trainer posted the receive that an offered message without memory was waiting for."""
+
+    transfer: TransferId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecvReleased:
+    """A local trainer needs a received block no longer."""
+
+    transfer: TransferId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockAllocated:
+    """Answer to AllocateBlock: memory in the receiver's arena."""
+
+    transfer: TransferId
+    arena: int
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockDenied:
+    """Answer to AllocateBlock: none now. The driver says BlockFreed when it is worth another try."""
+
+    transfer: TransferId
+    reason: str
+    permanent: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryFreed:
+    """Receive memory of an endpoint became free: denied blocks may be asked for again."""
+
+    endpoint: EndpointName
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """The outgoing control connection to a peer agent stands."""
+
+    peer: AgentName
+    incarnation: int
+    eager_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerDisconnected:
+    """The outgoing connections to a peer failed or were closed; transfers under way to it can't go on."""
+
+    peer: AgentName
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerUnreachable:
+    """Dialling a peer failed; the driver goes on trying for as long as it is wanted."""
+
+    peer: AgentName
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InboundOpened:
+    """A peer's control connection to this agent stands."""
+
+    peer: AgentName
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InboundClosed:
+    """A peer's control connection to this agent ended."""
+
+    peer: AgentName
+    incarnation: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerFrame:
+    """A control frame. ``inbound``: it came on the connection that the peer dialled (it is the sender)."""
+
+    peer: AgentName
+    inbound: bool
+    transfer: TransferId
+    frame: peer.Frame
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    """A chunk from a peer is in place; ``good``: its checksum held."""
+
+    peer: AgentName
+    transfer: TransferId
+    offset: int
+    length: int
+    good: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendProgress:
+    """Cumulative counts over all data streams to one peer since it connected, from the kernel (SIOCOUTQ, TCP_INFO).
+
+    ``granted_left_bytes``, ``granted_delivered_bytes``: payload of granted chunks that left this host / was acknowledged by
+    TCP. ``unsent_bytes``: written to the kernel and not yet left.
+    """
+
+    peer: AgentName
+    granted_left_bytes: int
+    granted_delivered_bytes: int
+    unsent_bytes: int
+    srtt_ns: int
+    min_rtt_ns: int
+    retransmits: int
+    delivery_rate_bytes_per_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoordinatorConnected:
+    """A control session stands; ``message`` is its Welcome. ``address``: as configured, names the session from here on."""
+
+    address: str
+    message: CoordinatorMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoordinatorSaid:
+    """A message of a control session."""
+
+    address: str
+    message: CoordinatorMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """A control session ended; the driver goes on trying to reach it."""
+
+    address: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stopping:
+    """The agent shuts down: fail what is pending with CLOSED."""
+
+    reason: str
+    code: ErrorCode = ErrorCode.CLOSED
+
+
+AgentEvent: TypeAlias = (
+    TimePassed
+    | ClientAttached
+    | ClientDetached
+    | SendPosted
+    | SendFilled
+    | SendCancelled
+    | SendAnnounced
+    | RecvAccepted
+    | RecvReleased
+    | BlockAllocated
+    | BlockDenied
+    | MemoryFreed
+    | PeerConnected
+    | PeerDisconnected
+    | PeerUnreachable
+    | InboundOpened
+    | InboundClosed
+    | PeerFrame
+    | ChunkArrived
+    | SendProgress
+    | CoordinatorConnected
+    | CoordinatorSaid
+    | CoordinatorLost
+    | Stopping
+)

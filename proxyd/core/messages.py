@@ -1,0 +1,237 @@
+"""What agents and coordinators say to each other, as plain values.
+
+The daemon carries these over gRPC (``runtime.translate`` is the only file that knows both forms), the simulator over modelled
+delay. Time crosses only as a duration (``*_in_ns``, ``ttl_ns``): each side anchors it to its own monotonic clock on arrival.
+
+**Accounts.** For each (agent, link) both sides keep cumulative counts of *granted payload bytes* since the agent's session
+with the coordinator began::
+
+    granted  = returned + untaken + taken                (coordinator knows granted; agent reports the rest)
+    taken    = unsent in the kernel + in flight + delivered
+    left     = taken - unsent
+
+``outstanding = granted - returned - delivered`` is what the link's window limits. Cumulative counts make a lost or merged
+report harmless: the newest says everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.wire.envelope import TrafficClass
+
+# ---------------------------------------------------------------------------------------------- agent -> coordinator
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentHello:
+    """First message of a session (after authentication)."""
+
+    agent: AgentName
+    incarnation: int
+    data_address: str
+    """``host:port`` that peer agents dial."""
+    epoch_seen: int = 0
+    """Last epoch of this coordinator that the agent knows; 0: none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointUp:
+    """A trainer attached to this agent. The newest incarnation of an endpoint wins."""
+
+    endpoint: EndpointName
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointDown:
+    """A trainer is gone (its process died, or it closed)."""
+
+    endpoint: EndpointName
+    incarnation: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """Ask for grants. ``wanted_bytes`` is the transfer's total so far (cumulative: re-sent chunks raise it), so a repeated
+    request is harmless."""
+
+    transfer: TransferId
+    link: LinkName
+    destination: AgentName
+    job: str
+    traffic: TrafficClass
+    wanted_bytes: int
+    announcement: int = 0
+    """The Announce that this request fulfils; it keeps its place in the queue. 0: none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Announce:
+    """A transfer whose data will exist in ``ready_in_ns``."""
+
+    announcement: int
+    link: LinkName
+    job: str
+    traffic: TrafficClass
+    nbytes: int
+    ready_in_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """The transfer needs no more grants; what it held unspent shows up in the next report's ``returned_bytes``."""
+
+    transfer: TransferId
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransferDone:
+    """Acknowledged end to end, or failed."""
+
+    transfer: TransferId
+    link: LinkName
+    traffic: TrafficClass
+    nbytes: int
+    ok: bool
+    arrival_span_ns: int
+    """Last minus first arrival at the receiver; 0 when unknown."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """State of this agent's sending on one link; every max(5 ms, RTT/16) while it sends, and at each switch.
+
+    Counts are cumulative over the session (see the module's text); rates and times are of now.
+    """
+
+    link: LinkName
+    left_bytes: int
+    delivered_bytes: int
+    returned_bytes: int
+    unscheduled_bytes: int
+    fallback_bytes: int
+    backlog_bytes: int
+    """Granted and not yet left: untaken + unsent in the kernel."""
+    leaves_in_ns: int
+    """When the backlog will have left at the present pace; 0 when there is none."""
+    srtt_ns: int
+    min_rtt_ns: int
+    retransmits: int
+    """Segments retransmitted, cumulative."""
+    delivery_rate_bytes_per_s: int
+    """TCP's own estimate, summed over streams; equals the pace below capacity (no evidence of capacity)."""
+    limited: bool
+    """The agent had granted bytes to send during the whole interval: its delivery says something about the path."""
+
+
+AgentMessage: TypeAlias = (
+    AgentHello | EndpointUp | EndpointDown | Request | Announce | CancelRequest | TransferDone | Report
+)
+
+# ---------------------------------------------------------------------------------------------- coordinator -> agent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """What the coordinator knows of a link, and the sizes that follow from it."""
+
+    link: LinkName
+    rate_bytes_per_s: int
+    rtt_ns: int
+    buffer_bytes: int
+    queue_ns: int
+    slot_bytes: int
+    chunk_bytes: int
+    """Grants are whole multiples of it (or the rest of a transfer); agents cut transfers into chunks of it."""
+    waiting_bytes: int
+    age_ns: int
+    source: str
+    """Where the figures come from: "configured", "default", later "estimated"."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Welcome:
+    """The session stands."""
+
+    coordinator: str
+    epoch: int
+    owns: tuple[str, ...]
+    beat_ns: int
+    lease_ns: int
+    links: tuple[LinkInfo, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Queued:
+    """Immediate answer to a Request: queued is not dead. ``starts_in_ns``: predicted start of its first slot."""
+
+    transfer: TransferId
+    position: int
+    starts_in_ns: int
+    finishes_in_ns: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grant:
+    """Permission to send ``nbytes`` more of ``transfer`` at ``rate_bytes_per_s``, not before ``start_in_ns``, and to begin
+    within ``ttl_ns``; what is unspent then is returned."""
+
+    grant: int
+    transfer: TransferId
+    link: LinkName
+    nbytes: int
+    rate_bytes_per_s: int
+    start_in_ns: int
+    ttl_ns: int
+    epoch: int
+    lead_ns: int
+    """Say ``leaves_in_ns`` this long before the last granted byte leaves."""
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Denied:
+    """No grant will come: a result with a reason, not an exception."""
+
+    transfer: TransferId
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beat:
+    """The coordinator lives; also hands out what the agent may send by itself when beats stop, and fresh link figures."""
+
+    epoch: int
+    fallback: tuple[tuple[LinkName, int], ...]
+    """(link, rate_bytes_per_s) of this agent; over all agents <= 0.8 x the link's estimate."""
+    links: tuple[LinkInfo, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DirectoryEntry:
+    """Where an endpoint lives."""
+
+    endpoint: EndpointName
+    incarnation: int
+    agent: AgentName
+    agent_incarnation: int
+    data_address: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Directory:
+    """Endpoints that came (or changed) and went. ``full``: everything else is gone."""
+
+    entries: tuple[DirectoryEntry, ...]
+    gone: tuple[tuple[EndpointName, int, str], ...]
+    """(endpoint, incarnation, reason)."""
+    full: bool
+
+
+CoordinatorMessage: TypeAlias = Welcome | Queued | Grant | Denied | Beat | Directory

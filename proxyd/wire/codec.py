@@ -1,0 +1,206 @@
+"""Field-by-field binary codec for frame bodies.
+
+A frame is a frozen dataclass whose fields name their encoding (``u64()``, ``text(255)``, ...). :func:`encode_body` and
+:func:`decode_body` walk the fields in order; there is no tag per field, so the protocol version decides the layout.
+Little-endian throughout: every machine that trains models is, and it saves a swap per field.
+
+Decoding never trusts a length: each variable part has a limit that is checked before a byte is copied, and trailing
+bytes are an error (they mean that the two sides disagree on the layout, which must not pass silently).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F")
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[memoryview, int], tuple[Any, int]]
+
+
+class WireError(Exception):
+    """The peer's bytes don't follow the protocol; the connection they came on can't be trusted any further."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Codec:
+    encode: Encoder
+    decode: Decoder
+
+
+def _fixed(fmt: str, low: int, high: int) -> _Codec:
+    packer = struct.Struct("<" + fmt)
+
+    def encode(value: Any) -> bytes:
+        if not low <= value <= high:
+            raise WireError(f"value {value} does not fit its field ({low} to {high})")
+        return packer.pack(value)
+
+    def decode(view: memoryview, at: int) -> tuple[int, int]:
+        end = at + packer.size
+        if end > len(view):
+            raise WireError(
+                f"frame body ends at byte {len(view)}, inside a {packer.size}-byte field that starts at {at}"
+            )
+        return packer.unpack_from(view, at)[0], end
+
+    return _Codec(encode, decode)
+
+
+_U8 = _fixed("B", 0, 2**8 - 1)
+_U16 = _fixed("H", 0, 2**16 - 1)
+_U32 = _fixed("I", 0, 2**32 - 1)
+_U64 = _fixed("Q", 0, 2**64 - 1)
+_I64 = _fixed("q", -(2**63), 2**63 - 1)
+
+
+def _blob(limit_bytes: int) -> _Codec:
+    def encode(value: Any) -> bytes:
+        if len(value) > limit_bytes:
+            raise WireError(f"field of {len(value)} bytes exceeds its limit of {limit_bytes}")
+        return _U16.encode(len(value)) + bytes(value)
+
+    def decode(view: memoryview, at: int) -> tuple[bytes, int]:
+        length, at = _U16.decode(view, at)
+        if length > limit_bytes or at + length > len(view):
+            raise WireError(f"field claims {length} bytes; {min(limit_bytes, len(view) - at)} are allowed here")
+        return bytes(view[at : at + length]), at + length
+
+    return _Codec(encode, decode)
+
+
+def _text(limit_bytes: int) -> _Codec:
+    raw = _blob(limit_bytes)
+
+    def decode(view: memoryview, at: int) -> tuple[str, int]:
+        value, end = raw.decode(view, at)
+        try:
+            return value.decode("utf-8"), end
+        except UnicodeDecodeError as error:
+            raise WireError(f"text field is not UTF-8: {error.reason} at byte {error.start}") from error
+
+    return _Codec(lambda value: raw.encode(value.encode("utf-8")), decode)
+
+
+def _u64_list(limit: int) -> _Codec:
+    def encode(value: Any) -> bytes:
+        if len(value) > limit:
+            raise WireError(f"list of {len(value)} entries exceeds its limit of {limit}")
+        return _U16.encode(len(value)) + b"".join(_U64.encode(item) for item in value)
+
+    def decode(view: memoryview, at: int) -> tuple[tuple[int, ...], int]:
+        count, at = _U16.decode(view, at)
+        if count > limit or at + 8 * count > len(view):
+            raise WireError(f"list claims {count} entries; at most {limit} and what the body holds are allowed")
+        return struct.unpack_from(f"<{count}Q", view, at), at + 8 * count
+
+    return _Codec(encode, decode)
+
+
+def _flag_codec() -> _Codec:
+    def decode(view: memoryview, at: int) -> tuple[bool, int]:
+        value, end = _U8.decode(view, at)
+        if value > 1:
+            raise WireError(f"boolean field holds {value}")
+        return bool(value), end
+
+    return _Codec(lambda value: b"\x01" if value else b"\x00", decode)
+
+
+_KEY = "proxyd.wire"
+
+
+def _field(codec: _Codec, default: Any) -> Any:
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata={_KEY: codec})
+    return dataclasses.field(default=default, metadata={_KEY: codec})
+
+
+def u8(default: Any = dataclasses.MISSING) -> Any:
+    """Unsigned 8-bit field."""
+    return _field(_U8, default)
+
+
+def u16(default: Any = dataclasses.MISSING) -> Any:
+    """Unsigned 16-bit field."""
+    return _field(_U16, default)
+
+
+def u32(default: Any = dataclasses.MISSING) -> Any:
+    """Unsigned 32-bit field."""
+    return _field(_U32, default)
+
+
+def u64(default: Any = dataclasses.MISSING) -> Any:
+    """Unsigned 64-bit field."""
+    return _field(_U64, default)
+
+
+def i64(default: Any = dataclasses.MISSING) -> Any:
+    """Signed 64-bit field."""
+    return _field(_I64, default)
+
+
+def flag(default: Any = dataclasses.MISSING) -> Any:
+    """Boolean field, one byte, 0 or 1."""
+    return _field(_flag_codec(), default)
+
+
+def text(limit_bytes: int, default: Any = dataclasses.MISSING) -> Any:
+    """UTF-8 text of at most ``limit_bytes`` encoded bytes."""
+    return _field(_text(limit_bytes), default)
+
+
+def blob(limit_bytes: int, default: Any = dataclasses.MISSING) -> Any:
+    """Raw bytes, at most ``limit_bytes`` of them."""
+    return _field(_blob(limit_bytes), default)
+
+
+def u64_list(limit: int, default: Any = dataclasses.MISSING) -> Any:
+    """Tuple of unsigned 64-bit integers, at most ``limit`` of them."""
+    return _field(_u64_list(limit), default)
+
+
+def nested(cls: type[Any]) -> Any:
+    """Another frame dataclass, inlined."""
+
+    def decode(view: memoryview, at: int) -> tuple[Any, int]:
+        return _decode_fields(cls, view, at)
+
+    return _field(_Codec(_encode_fields, decode), dataclasses.MISSING)
+
+
+def _codecs(cls: type[Any]) -> list[tuple[str, _Codec]]:
+    cached: list[tuple[str, _Codec]] | None = cls.__dict__.get("_wire_codecs")
+    if cached is None:
+        cached = [(f.name, f.metadata[_KEY]) for f in dataclasses.fields(cls)]
+        cls._wire_codecs = cached
+    return cached
+
+
+def _encode_fields(frame: Any) -> bytes:
+    return b"".join(codec.encode(getattr(frame, name)) for name, codec in _codecs(type(frame)))
+
+
+def _decode_fields(cls: type[F], view: memoryview, at: int) -> tuple[F, int]:
+    values: dict[str, Any] = {}
+    for name, codec in _codecs(cls):
+        values[name], at = codec.decode(view, at)
+    return cls(**values), at
+
+
+def encode_body(frame: object) -> bytes:
+    """Encode ``frame``'s fields in order. Raises WireError for a value beyond its field's limit."""
+    return _encode_fields(frame)
+
+
+def decode_body(cls: type[F], body: bytes | bytearray | memoryview) -> F:
+    """Decode ``body`` as one ``cls``. Raises WireError for anything short, long or out of range."""
+    view = memoryview(body)
+    frame, end = _decode_fields(cls, view, 0)
+    if end != len(view):
+        raise WireError(f"{cls.__name__}: {len(view) - end} bytes after the last field; do both sides run one version?")
+    return frame
