@@ -1,14 +1,14 @@
 """Layout of the shared memory that a trainer and its agent both map.
 
-An arena is a memfd, created by the agent and sealed against shrinking and growing before it is passed on (an unsealed one
-lets a client kill the agent with SIGBUS by truncating it)::
+An arena is a memfd, created by the agent and sealed against shrinking and growing before it is passed on (an unsealed
+one lets a client kill the agent with SIGBUS by truncating it)::
 
-    0      header page (4 KiB): magic, version, kind, size, incarnations; table of the last delivered sequence per sender
+    0      header page (4 KiB): magic, version, kind, size, incarnations; last delivered sequence per sender
     4096   blocks
 
-A block of a RECEIVE arena starts with a prefix (a multiple of 4 KiB) that names its transfer and holds its received-chunk
-map, so that a restarted agent can go on from what has landed; the payload follows, page-aligned. Offsets that cross the
-wire always point at the *payload*. Blocks of a SEND arena have no prefix.
+A block of a RECEIVE arena starts with a prefix (a multiple of 4 KiB) that names its transfer and holds its
+received-chunk map, so that a restarted agent can go on from what has landed; the payload follows, page-aligned. Offsets
+that cross the wire always point at the *payload*. Blocks of a SEND arena have no prefix.
 
 Both sides can write here, so whatever is read back is a hint that gets checked: :func:`read_header` and
 :func:`read_block_prefix` validate every field, and nothing read from an arena is ever used as a length by itself.
@@ -96,7 +96,10 @@ def read_header(view: memoryview, mapped_bytes: int) -> ArenaHeader:
 
 
 def record_delivered(view: memoryview, incarnation: int, sequence: int) -> None:
-    """Note that ``sequence`` of sender ``incarnation`` was delivered; the oldest sender makes room when the table is full."""
+    """Note that ``sequence`` of sender ``incarnation`` was delivered.
+
+    The oldest sender makes room when the table is full.
+    """
     used = min(int.from_bytes(view[20:24], "little"), DELIVERED_ENTRIES)
     for index in range(used):
         at = _DELIVERED_AT + index * _DELIVERED.size

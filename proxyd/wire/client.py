@@ -1,9 +1,11 @@
 """Frames between a trainer's client library and its agent.
 
-Transport: a Unix stream socket over which the agent passes the memory (``ARENA`` frames carry one file descriptor each,
-in order), or TCP for a trainer on another host of the site, where payload follows its frame (``SEND_DATA``, ``RECV_DATA``).
+Transport: a Unix stream socket over which the agent passes the memory (``ARENA_GRANTED`` frames carry one file
+descriptor each, in order), or TCP for a trainer on another host of the site, where payload follows its frame
+(``SEND_DATA``, ``RECV_DATA``).
 
-Order of a session: agent ``CHALLENGE`` -> client ``HELLO`` -> agent ``WELCOME`` | ``REFUSED`` -> agent ``ARENA`` x n -> frames.
+Order of a session: agent ``CHALLENGE`` -> client ``HELLO`` -> agent ``WELCOME`` | ``REFUSED`` -> agent
+``ARENA_GRANTED`` x n -> frames. The MACs of ``HELLO`` and ``WELCOME`` are :func:`hello_mac` and :func:`welcome_mac`.
 
 A send, over a Unix socket::
 
@@ -22,8 +24,20 @@ A receive::
                                    <-------  LANDED (verified prefix grows; == nbytes: complete)
     last view dies: RELEASE        ------->  the block is the agent's again
 
-Matching (source, tag, group, any-source, order) is the client's alone; the agent only keeps order: ``OFFERED`` frames come
-in the order in which each sender posted its messages.
+What the drawings leave open:
+
+* Matching (source, tag, group, any-source, order) is the client's alone; the agent only keeps order: ``OFFERED`` frames
+  come in the order in which each sender posted its messages.
+* Every delivered message is given back by exactly one RELEASE, also an empty one (``nbytes`` 0: complete as soon as it
+  is offered, no LANDED). After RECV_FAILED the block is the agent's at once and no RELEASE follows. A frame that names
+  a transfer its reader has already forgotten (a CANCEL_SEND that crosses a SEND_DONE) is ignored, not an error.
+* RECV_FAILED with code CANCELLED means that the sender took the message back: the receiver forgets it, and a receive
+  that it had matched waits for the channel's next message. Any other code is raised by the receive that gets its turn.
+* A send of at most FILL_CHUNK_BYTES comes as one POST_SEND with everything filled. Each ARENA_WANTED is answered by one
+  ARENA_GRANTED (SEND) or one ARENA_REFUSED.
+* Over TCP ``arena`` is 0 throughout. POST_SEND (filled_bytes 0) is followed by SEND_DATA in order of offset, without
+  gaps; the client keeps no copy, so the agent must. RECV_DATA comes in order of offset, without gaps, after ACCEPT (or
+  unasked, for a message that is small enough); there is neither BLOCK nor LANDED; RELEASE follows the last byte.
 """
 
 from __future__ import annotations
@@ -33,7 +47,7 @@ import enum
 import struct
 from typing import Any, TypeAlias, get_args
 
-from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES
+from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES, token_mac
 from proxyd.wire.codec import (
     WireError,
     blob,
@@ -56,7 +70,7 @@ HEADER_BYTES = HEADER.size
 MAX_BODY_BYTES = 64 << 10
 MAX_PAYLOAD_BYTES = 4 << 20  # one SEND_DATA / RECV_DATA of the TCP variant; none over a Unix socket
 FILL_CHUNK_BYTES = 2 << 20
-"""How much the client copies between two SEND_FILLED: large enough that a frame costs nothing, small enough to overlap."""
+"""What the client copies between two SEND_FILLED: large enough that a frame costs nothing, small enough to overlap."""
 
 
 class ArenaKind(enum.IntEnum):
@@ -171,7 +185,7 @@ class ArenaWanted:
 
 @dataclasses.dataclass(frozen=True)
 class PostSend:
-    """A message; the block belongs to the agent from here to SEND_DONE / SEND_FAILED. ``arena`` 0 and no bytes: empty."""
+    """A message; the block is the agent's from here to SEND_DONE / SEND_FAILED. ``arena`` 0 and no bytes: empty."""
 
     TYPE = 10
     sequence: int = u64()
@@ -386,7 +400,7 @@ class LinkState:
 
 @dataclasses.dataclass(frozen=True)
 class Bye:
-    """Orderly end, either side. The agent keeps unacknowledged sends going up to its linger time before the client leaves."""
+    """Orderly end, either side. The agent keeps unacknowledged sends going, up to its linger time, after a client's."""
 
     TYPE = 40
     code: int = u16()
@@ -428,6 +442,16 @@ FRAMES: dict[int, type[Any]] = {cls.TYPE: cls for cls in get_args(Frame)}
 _WITH_PAYLOAD = frozenset({SendData.TYPE, RecvData.TYPE})
 
 
+def hello_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, job: str, rank: int, incarnation: int) -> bytes:
+    """MAC of ``Hello``: the client proves that it holds the token, for this identity and these nonces."""
+    return token_mac(token, "dial", agent_nonce, client_nonce, f"client {job}/{rank} {incarnation:016x}")
+
+
+def welcome_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, site: str, agent_name: str) -> bytes:
+    """MAC of ``Welcome``: the agent proves it too, so that nobody else can pose as it."""
+    return token_mac(token, "accept", agent_nonce, client_nonce, f"agent {site}/{agent_name}")
+
+
 def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
     """One frame's header and body; ``payload_bytes`` of raw payload must follow for SendData and RecvData."""
     body = encode_body(frame)
@@ -437,8 +461,8 @@ def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
 class Decoder:
     """Incremental decoder: feed bytes, take frames.
 
-    ``next_frame()`` returns ``(frame, payload_bytes)`` or None when more bytes are needed. When ``payload_bytes`` is not 0
-    the caller takes that many bytes with :meth:`take_payload` (what is buffered) before it asks for the next frame.
+    ``next_frame()`` returns ``(frame, payload_bytes)`` or None when more bytes are needed. When ``payload_bytes`` is
+    not 0 the caller takes that many bytes with :meth:`take_payload` (what is buffered) before it asks for the next one.
     """
 
     def __init__(self, *, allow_payload: bool) -> None:
@@ -492,8 +516,8 @@ class Decoder:
         start = self._at + HEADER_BYTES
         if len(self._buffer) < start + body_bytes:
             return None
-        with memoryview(self._buffer) as view:
-            frame = decode_body(cls, view[start : start + body_bytes])
+        # A copy: an error's traceback would keep a view alive, and a viewed bytearray can't be resized.
+        frame = decode_body(cls, self._buffer[start : start + body_bytes])
         self._at = start + body_bytes
         self._payload_left_bytes = payload_bytes
         return frame, payload_bytes

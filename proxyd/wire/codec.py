@@ -82,7 +82,13 @@ def _text(limit_bytes: int) -> _Codec:
         except UnicodeDecodeError as error:
             raise WireError(f"text field is not UTF-8: {error.reason} at byte {error.start}") from error
 
-    return _Codec(lambda value: raw.encode(value.encode("utf-8")), decode)
+    def encode(value: Any) -> bytes:
+        try:
+            return raw.encode(value.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise WireError(f"text field can't be written as UTF-8: {error.reason}") from error
+
+    return _Codec(encode, decode)
 
 
 def _u64_list(limit: int) -> _Codec:

@@ -1,8 +1,8 @@
 """Frames between two agents.
 
-For each direction A -> B, A dials B: one *control* connection and N *data* connections. Control frames of both sides travel
-on the control connection (OFFER, EXPECT, CANCEL from A; CREDIT, ACK, NACK, FAIL from B), so they never queue behind bulk
-data; DATA frames travel on the data connections only.
+For each direction A -> B, A dials B: one *control* connection and N *data* connections. Control frames of both sides
+travel on the control connection (OFFER, EXPECT, CANCEL from A; CREDIT, ACK, NACK, FAIL from B), so they never queue
+behind bulk data; DATA frames travel on the data connections only.
 
 Set-up of each connection: B ``CHALLENGE`` -> A ``HELLO`` -> B ``WELCOME`` | ``REFUSED``.
 
@@ -15,8 +15,8 @@ A transfer::
                                     <- NACK        (a chunk failed its checksum: send it again)
                                     <- ACK         (all there: whole, verified, told to the client) => done
 
-OFFERs go out in the order in which the client posted; B keeps that order towards the receiving client. A DATA frame for a
-transfer that B doesn't know (turned down, cancelled) is read and thrown away: a connection never loses step.
+OFFERs go out in the order in which the client posted; B keeps that order towards the receiving client. A DATA frame for
+a transfer that B doesn't know (turned down, cancelled) is read and thrown away: a connection never loses step.
 
 Every frame starts with a 48-byte header that carries its own CRC-32; the payload or body has a checksum of its own
 (algorithm byte), so a flipped bit anywhere is noticed before a length is believed.
@@ -152,7 +152,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """The connection stands. ``eager_bytes``: budget per (sending, receiving) endpoint pair for offers without credit."""
+    """The connection stands. ``eager_bytes``: budget for offers without credit, per pair of endpoints."""
 
     TYPE = 3
     incarnation: int = u64()
@@ -239,7 +239,7 @@ class Fail:
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Prediction, sent at announce, grant and change: the whole message will be there in ``finish_in_ns`` +- ``uncertainty_ns``."""
+    """Prediction, sent at announce, grant and change: all of it will be there in ``finish_in_ns``."""
 
     TYPE = 12
     nbytes: int = u64()
