@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
-from proxyd.wire import peer
 from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope, ErrorCode
+from proxyd.wire.peer import Frame as ControlFrame
 
 # ------------------------------------------------------------------------------------------------ coordinator machine
 
@@ -53,7 +53,7 @@ class ToPeer:
     peer: AgentName
     inbound: bool
     transfer: TransferId
-    frame: peer.Frame
+    frame: ControlFrame
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

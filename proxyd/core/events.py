@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
-from proxyd.wire import peer
 from proxyd.wire.envelope import Envelope, ErrorCode
+from proxyd.wire.peer import Frame as ControlFrame
 
 # ------------------------------------------------------------------------------------------------------ both machines
 
@@ -192,7 +192,7 @@ class PeerFrame:
     peer: AgentName
     inbound: bool
     transfer: TransferId
-    frame: peer.Frame
+    frame: ControlFrame
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
