@@ -1,0 +1,21 @@
+"""``proxyd agent``: the daemon of a trainer's host or of a gateway."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="configuration file (TOML); else $PROXYD_CONFIG")
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxyd.cli.check import config_path
+    from proxyd.runtime.config import load_config
+    from proxyd.runtime.logs import setup_logging
+
+    config = load_config(config_path(args.config), "agent")
+    setup_logging(config.log.level, config.log.format)
+    from proxyd.agent import daemon
+
+    return daemon.run(config)

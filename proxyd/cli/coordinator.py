@@ -1,0 +1,21 @@
+"""``proxyd coordinator``: the daemon that owns links and grants slots on them."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="configuration file (TOML); else $PROXYD_CONFIG")
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxyd.cli.check import config_path
+    from proxyd.runtime.config import load_config
+    from proxyd.runtime.logs import setup_logging
+
+    config = load_config(config_path(args.config), "coordinator")
+    setup_logging(config.log.level, config.log.format)
+    from proxyd.coordinator import daemon
+
+    return daemon.run(config)

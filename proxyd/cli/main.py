@@ -1,0 +1,155 @@
+"""The ``proxyd`` command: finds the subcommand, imports only its module, turns errors into exit codes.
+
+**A command is a module** named in :data:`COMMANDS` with two functions::
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
+    def run(args: argparse.Namespace) -> int: ...       # the exit code
+
+The module is imported when its command is run or asked for help, never for ``proxyd --help``, which must answer within
+300 ms. Keep its top light as well (argparse and ``proxyd.core`` only) and import grpc, the daemons or matplotlib inside
+``run``, so that ``proxyd demo --help`` is quick too and works without the extras.
+
+Raise :class:`~proxyd.core.errors.ProxydError` for what a person should read: its text goes to stderr without a
+traceback and its ``exit_code`` is ours (the root of ``proxyd_client`` is treated alike). A module that an extra brings
+and that is not installed ends in a message that names the extra. Anything else is a bug and shows its traceback.
+
+Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 degraded, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
+
+from proxyd.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MissingExtraError, ProxydError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "agent": ("proxyd.cli.agent", "run the daemon of a trainer's host or gateway"),
+    "coordinator": ("proxyd.cli.coordinator", "run the daemon that owns links and grants slots"),
+    "dev": ("proxyd.cli.dev", "a coordinator and agents on this machine, to try things out"),
+    "demo": ("proxyd.cli.demo", "plain TCP beside proxyd on an emulated WAN"),
+    "status": ("proxyd.cli.status", "links, grants and agents of a running coordinator"),
+    "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
+    "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
+    "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),
+    "version": ("proxyd.cli.version", "print the version"),
+}
+
+EXIT_INTERRUPTED = 130
+
+_EXTRA_OF_MODULE = {
+    "google": "daemon",
+    "grpc": "daemon",
+    "grpc_health": "daemon",
+    "grpc_reflection": "daemon",
+    "prometheus_client": "daemon",
+    "pydantic": "daemon",
+    "rich": "daemon",
+    "uvloop": "daemon",
+    "matplotlib": "report",
+    "torch": "torch",
+}
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and answer its exit code; the entry point of the ``proxyd`` script."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except SystemExit as stop:  # argparse: 0 after --help, 2 on bad usage
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Keep the interpreter's own flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        return _report(_missing_extra(error.name or "", extra))
+    except ProxydError as error:
+        return _report(error)
+    except Exception as error:
+        # The trainer's library has a root of its own. It is looked up, not imported: it would bring numpy.
+        client = sys.modules.get("proxyd_client.errors")
+        if client is None or not isinstance(error, client.ProxydError):
+            raise
+        print(f"proxyd: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_overview(), end="", file=sys.stdout if args else sys.stderr)
+        return EXIT_OK if args else EXIT_USAGE
+    if args[0] in ("-V", "--version"):
+        args[0] = "version"
+    name, rest = args[0], args[1:]
+    kinds = [full.partition(" ")[2] for full in COMMANDS if full.startswith(f"{name} ")]
+    if kinds:
+        if rest and rest[0] in ("-h", "--help"):
+            print(_overview(name), end="")
+            return EXIT_OK
+        if not rest or rest[0] not in kinds:
+            _refuse(f"{name} needs one of: {', '.join(kinds)}" + (f"; {rest[0]!r} is none" if rest else ""))
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    if name not in COMMANDS:
+        words = sorted({full.partition(" ")[0] for full in COMMANDS})
+        near = difflib.get_close_matches(name, words, 1, 0.5)
+        _refuse(
+            f"unknown command {name!r}" + (f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(words)})")
+        )
+    module, summary = COMMANDS[name]
+    command = cast(Command, importlib.import_module(module))
+    parser = argparse.ArgumentParser(prog=f"proxyd {name}", description=summary[0].upper() + summary[1:] + ".")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(rest))
+
+
+def _overview(group: str = "") -> str:
+    prefix = f"{group} " if group else ""
+    shown = {name: summary for name, (_, summary) in COMMANDS.items() if name.startswith(prefix)}
+    width = max(map(len, shown))
+    lines = [f"usage: proxyd {prefix}COMMAND [options]", ""]
+    if not group:
+        lines += ["Green lights for training across data centers: held tensors, paced sends, empty queues.", ""]
+    lines += [f"  {name:<{width}}  {summary}" for name, summary in shown.items()]
+    lines += ["", "proxyd COMMAND --help says more. Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 degraded."]
+    return "\n".join(lines) + "\n"
+
+
+def _refuse(problem: str) -> NoReturn:
+    print(f"proxyd: {problem}. Try proxyd --help", file=sys.stderr)
+    raise SystemExit(EXIT_USAGE)
+
+
+def _missing_extra(module: str, extra: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"this command needs the '{extra}' extra",
+        why=f"the Python package {module!r} is not installed",
+        next_step=f"pip install 'proxyd[{extra}]'",
+    )
+
+
+def _report(error: ProxydError) -> int:
+    print(f"proxyd: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

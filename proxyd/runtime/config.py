@@ -1,0 +1,586 @@
+"""The configuration file: TOML in, frozen models with integer bytes and nanoseconds out.
+
+What a person writes keeps its text (``rtt = "60ms"``); beside each such field stands a property with the unit in its
+name (``rtt_ns``), and code uses only those. A wrong file gives one :class:`ConfigError` that lists every problem as
+``file:line: what, why, what to do``; an unknown key is refused with the nearest right one.
+
+The verdict of :func:`load_config` needs nothing of this host; what does (is the token readable?) is
+:func:`read_token`, which the daemons call at start.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+
+from proxyd.core.errors import ConfigError, UnitError
+from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
+from proxyd.runtime.addresses import Address, check_unix_path, parse_address
+from proxyd.runtime.config_problems import ConfigProblem, explain, raise_problems
+from proxyd.runtime.environment import check_environment
+from proxyd.runtime.toml_lines import key_lines
+
+MAX_FILE_BYTES = 1 << 20
+MIN_TOKEN_BYTES = 16
+MAX_TOKEN_BYTES = 4096
+MIN_ARENA_BYTES = 1 << 20
+MIN_CHUNK_BYTES = 16 << 10
+MAX_CHUNK_BYTES = 16 << 20
+MAX_STREAMS = 256
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,64}->[A-Za-z0-9._*-]{1,64}", re.ASCII)
+_CONGESTION_CONTROL = re.compile(r"[a-z0-9_]{1,15}", re.ASCII)
+
+
+# -- the texts that a field may hold ---------------------------------------------------------------------------------
+# ConfigError is no ValueError, so the validators below hand its message to pydantic as one.
+
+
+def _own_error(error: ConfigError) -> ValueError:
+    return error if isinstance(error, UnitError) else ValueError(str(error))
+
+
+def _rate(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} is not a rate: write it with its unit, like "400Mbit"')
+    parse_rate(value)
+    return value
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} is not a duration: write it with its unit, like "60ms"')
+    parse_duration(value)
+    return value
+
+
+def _duration_or_zero(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        return "0s"
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} is not a duration: write it with its unit, like "5s"')
+    parse_duration(value, zero_ok=True)
+    return value
+
+
+def _size(value: object) -> str:
+    if not isinstance(value, str | int):
+        raise ValueError(f'{value!r} is not a size: write it like "64MiB"')
+    parse_size(value)
+    return str(value)
+
+
+def _arena(value: object) -> str:
+    text = _size(value)
+    if parse_size(text) < MIN_ARENA_BYTES:
+        raise ValueError(f"{value!r} is less than the smallest arena, 1MiB")
+    return text
+
+
+def _chunk(value: object) -> str:
+    text = value if value == "auto" else _size(value)
+    if text != "auto" and not MIN_CHUNK_BYTES <= parse_size(str(text)) <= MAX_CHUNK_BYTES:
+        raise ValueError(f'{value!r} must be from 16KiB to 16MiB, or "auto"')
+    return str(text)
+
+
+def _streams(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "auto" and not (whole and 1 <= int(str(value)) <= MAX_STREAMS):
+        raise ValueError(f'{value!r} is no number of streams: from 1 to {MAX_STREAMS}, or "auto"')
+    return value
+
+
+def _buffer(value: object) -> object:
+    if not isinstance(value, str | int):
+        raise ValueError(f'{value!r} is not a buffer: write it like "300kB" or "0.1bdp"')
+    # Any link will do to see whether the text is right; the real one multiplies in buffer_bytes.
+    parse_buffer(value, 1 << 40, 1 << 30)
+    return str(value)
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a name: letters, digits, '.', '_', '-', at most 63, first a letter or digit"
+        )
+    return value
+
+
+def _owned(value: str) -> str:
+    if not _PATTERN.fullmatch(value):
+        raise ValueError(f'{value!r} does not name links: write it like "hami->shenzhen", "hami->*" or "*->*"')
+    return value
+
+
+def _congestion_control(value: str) -> str:
+    if not _CONGESTION_CONTROL.fullmatch(value):
+        raise ValueError(f'{value!r} is not a congestion control: write "auto" or one the kernel has, like "bbr"')
+    return value
+
+
+def _flag(value: object) -> object:
+    """A boolean; ``"false"`` means false. Numbers and other words are refused, not taken for true."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    return value
+
+
+def _listed(value: object) -> object:
+    """One text where a list may stand."""
+    return [value] if isinstance(value, str) else value
+
+
+def _address(value: str, **allowed: bool) -> str:
+    try:
+        parse_address(value, **allowed)
+    except ConfigError as error:
+        raise _own_error(error) from error
+    return value
+
+
+def _listen(value: str) -> str:
+    return _address(value)
+
+
+def _listen_or_unix(value: str) -> str:
+    return _address(value, unix_ok=True)
+
+
+def _connect(value: str) -> str:
+    return _address(value, unix_ok=True, port_zero_ok=False)
+
+
+def _metrics(value: str) -> str:
+    return value if value in ("", "off") else _address(value, fd_ok=True)
+
+
+def _advertised(value: str) -> str:
+    address = parse_address(_address(value))
+    if address.is_unspecified or address.is_link_local:
+        raise ValueError(f"{value!r} cannot be told to peers: write an address that they can reach, like 10.0.0.5:7601")
+    return value
+
+
+def _socket(value: str) -> str:
+    try:
+        return check_unix_path(value)
+    except ConfigError as error:
+        raise _own_error(error) from error
+
+
+Name = Annotated[StrictStr, AfterValidator(_name)]
+RateText = Annotated[str, BeforeValidator(_rate)]
+DurationText = Annotated[str, BeforeValidator(_duration)]
+DurationOrZeroText = Annotated[str, BeforeValidator(_duration_or_zero)]
+SizeText = Annotated[str, BeforeValidator(_size)]
+BufferText = Annotated[str, BeforeValidator(_buffer)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+ListenText = Annotated[StrictStr, AfterValidator(_listen)]
+MetricsText = Annotated[StrictStr, AfterValidator(_metrics)]
+ListenTexts = Annotated[
+    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...], BeforeValidator(_listed), Field(min_length=1)
+]
+ConnectTexts = Annotated[
+    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...], BeforeValidator(_listed), Field(min_length=1)
+]
+OwnedTexts = Annotated[
+    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(_listed), Field(min_length=1)
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _metrics_address(text: str) -> Address | None:
+    return None if text in ("", "off") else parse_address(text, fd_ok=True)
+
+
+def _own_name() -> str:
+    """The host's name without its domain, cut to what a name may be."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().partition(".")[0]).lstrip("._-")[:63]
+    return name or "agent"
+
+
+class AgentConfig(_Section):
+    """``[agent]``: the daemon on a trainer's host or on a gateway."""
+
+    site: Name
+    name: Name = Field(default_factory=_own_name)
+    socket: Annotated[StrictStr, AfterValidator(_socket)] = "/run/proxyd/agent.sock"
+    data_listen: ListenText = "127.0.0.1:7601"
+    data_address: Annotated[StrictStr, AfterValidator(_advertised)] | None = None
+    gateway_listen: ListenText | None = None
+    coordinators: ConnectTexts = ("127.0.0.1:7600",)
+    metrics: MetricsText = "127.0.0.1:9601"
+    token_file: StrictStr | None = None
+    memory: SizeText = "4GiB"
+    arena: Annotated[str, BeforeValidator(_arena)] = "256MiB"
+    eager: SizeText = "64MiB"
+    congestion_control: Annotated[StrictStr, AfterValidator(_congestion_control)] = "auto"
+    chunk: Annotated[str, BeforeValidator(_chunk)] = "auto"
+    streams: Annotated[int | Literal["auto"], BeforeValidator(_streams)] = "auto"
+    peer_timeout: DurationText = "30s"
+    resolve_timeout: DurationText = "10s"
+    linger: DurationOrZeroText = "5s"
+
+    @property
+    def data_listen_address(self) -> Address:
+        return parse_address(self.data_listen)
+
+    @property
+    def advertised_address(self) -> Address | None:
+        """What peers are told to connect to; None: derive it from where ``data_listen`` is bound."""
+        if self.data_address is not None:
+            return parse_address(self.data_address)
+        return None if self.data_listen_address.is_unspecified else self.data_listen_address
+
+    @property
+    def gateway_listen_address(self) -> Address | None:
+        return None if self.gateway_listen is None else parse_address(self.gateway_listen)
+
+    @property
+    def coordinator_addresses(self) -> tuple[Address, ...]:
+        return tuple(parse_address(text, unix_ok=True) for text in self.coordinators)
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """None: no metrics listener."""
+        return _metrics_address(self.metrics)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that all arenas of all clients may take together."""
+        return parse_size(self.memory)
+
+    @property
+    def arena_bytes(self) -> int:
+        """The first arena of each kind (send, receive) for each client."""
+        return parse_size(self.arena)
+
+    @property
+    def eager_bytes(self) -> int:
+        """What one source may have on its way to one destination before a receive was posted."""
+        return parse_size(self.eager)
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """None: the agent derives it from the link."""
+        return None if self.chunk == "auto" else parse_size(self.chunk)
+
+    @property
+    def stream_count(self) -> int | None:
+        """TCP streams for each peer; None: derived from the link and the kernel's buffers."""
+        return self.streams if isinstance(self.streams, int) else None
+
+    @property
+    def peer_timeout_ns(self) -> int:
+        """Silence of a peer after which it counts as lost."""
+        return parse_duration(self.peer_timeout)
+
+    @property
+    def resolve_timeout_ns(self) -> int:
+        """How long a send waits for its destination to appear."""
+        return parse_duration(self.resolve_timeout)
+
+    @property
+    def linger_ns(self) -> int:
+        """How long a closed client's unacknowledged sends are still tried."""
+        return parse_duration(self.linger, zero_ok=True)
+
+    @model_validator(mode="after")
+    def _fits(self) -> AgentConfig:
+        if 2 * self.arena_bytes > self.memory_bytes:
+            raise ValueError(
+                f"memory = {self.memory!r} cannot hold the send and the receive arena of one client"
+                f" (2 x arena = {self.arena!r}); raise memory or lower arena"
+            )
+        if len(set(self.coordinators)) != len(self.coordinators):
+            raise ValueError("coordinators names one address twice")
+        return self
+
+
+class CoordinatorConfig(_Section):
+    """``[coordinator]``: the daemon that owns links and grants slots on them."""
+
+    name: Name = "coordinator"
+    listen: ListenTexts = ("127.0.0.1:7600",)
+    metrics: MetricsText = "127.0.0.1:9600"
+    owns: OwnedTexts = ("*->*",)
+    token_file: StrictStr | None = None
+    beat: DurationText = "150ms"
+    lease: DurationText = "2s"
+    rtt_control: DurationText = "1ms"
+    reflection: Flag = True
+
+    @property
+    def listen_addresses(self) -> tuple[Address, ...]:
+        return tuple(parse_address(text, unix_ok=True) for text in self.listen)
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """None: no metrics listener."""
+        return _metrics_address(self.metrics)
+
+    @property
+    def beat_ns(self) -> int:
+        """Between two beats to an agent; after some missed ones it goes on at its fallback rate."""
+        return parse_duration(self.beat)
+
+    @property
+    def lease_ns(self) -> int:
+        """How long a silent agent's grants stay reserved."""
+        return parse_duration(self.lease)
+
+    @property
+    def rtt_control_ns(self) -> int:
+        """Round trip from an agent to this coordinator, before one was measured."""
+        return parse_duration(self.rtt_control)
+
+    @model_validator(mode="after")
+    def _fits(self) -> CoordinatorConfig:
+        if self.lease_ns < 2 * self.beat_ns:
+            raise ValueError(f"lease = {self.lease!r} must be at least two beats (beat = {self.beat!r})")
+        return self
+
+
+class LinkConfig(_Section):
+    """``[[link]]``: one direction between two sites."""
+
+    from_site: Name = Field(alias="from")
+    to_site: Name = Field(alias="to")
+    capacity: RateText
+    rtt: DurationText
+    buffer: BufferText | None = None
+    pace: float = Field(default=0.97, gt=0, le=1, allow_inf_nan=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.from_site}->{self.to_site}"
+
+    @property
+    def capacity_bytes_per_s(self) -> int:
+        """What the link carries, headers included."""
+        return parse_rate(self.capacity)
+
+    @property
+    def rtt_ns(self) -> int:
+        return parse_duration(self.rtt)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The gateway's buffer in front of the link; 0 when it is not known, and nothing may count on it."""
+        return 0 if self.buffer is None else parse_buffer(self.buffer, self.capacity_bytes_per_s, self.rtt_ns)
+
+    @model_validator(mode="after")
+    def _fits(self) -> LinkConfig:
+        if self.from_site == self.to_site:
+            raise ValueError(f"a link joins two sites; from and to are both {self.from_site!r}")
+        if self.buffer is not None:
+            _ = self.buffer_bytes  # a share of the BDP may round to nothing
+        return self
+
+
+class LogConfig(_Section):
+    """``[log]``: what goes to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(_Section):
+    """One file. A daemon takes its own section and the links; sections of other daemons may stand beside it."""
+
+    agent: AgentConfig | None = None
+    coordinator: CoordinatorConfig | None = None
+    links: tuple[LinkConfig, ...] = Field(default=(), alias="link")
+    log: LogConfig = LogConfig()
+
+    def require_agent(self) -> AgentConfig:
+        """``[agent]``; ConfigError when the file has none."""
+        if self.agent is None:
+            raise ConfigError("the configuration has no [agent] section", next_step='Add [agent] with site = "..."')
+        return self.agent
+
+    def require_coordinator(self) -> CoordinatorConfig:
+        """``[coordinator]``; ConfigError when the file has none."""
+        if self.coordinator is None:
+            raise ConfigError(
+                "the configuration has no [coordinator] section", next_step="Add [coordinator]; it may be empty"
+            )
+        return self.coordinator
+
+
+Section = Literal["agent", "coordinator"]
+
+
+def load_config(path: str | os.PathLike[str], section: Section | None = None) -> Config:
+    """Read and check a file, with the environment's overrides.
+
+    :param section: the section that the caller needs; without it a file with neither daemon's section is refused.
+    :raises ConfigError: unreadable, not TOML, unknown or wrong keys, unknown ``PROXYD_*`` variables.
+    """
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {name}",
+            why=error.strerror or str(error),
+            next_step="Check the path and its permissions",
+        ) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"the configuration {name} is larger than {MAX_FILE_BYTES} bytes", why="that is no config file"
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8 text", why=f"byte {raw[error.start]:#04x}") from error
+    return parse_config(text, name, section, os.environ)
+
+
+def parse_config(
+    text: str, name: str, section: Section | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """:func:`load_config` of a text; *name* stands for the file in messages."""
+    environ = {} if environ is None else environ
+    check_environment(environ)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line = int(match[1]) if match else text.count("\n") + 1
+        what = re.sub(r"\s*\(at .*\)$", "", str(error))
+        raise ConfigError(
+            f"{name}:{line}: not valid TOML", why=what, next_step="Keys are written key = value"
+        ) from error
+    lines = key_lines(text)
+    overridden = _override(data, environ)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise_problems(name, [explain(detail, Config, lines, overridden) for detail in error.errors()])
+    raise_problems(name, _cross_checks(config, lines, section))
+    return config
+
+
+def _override(data: dict[str, Any], environ: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Put the environment's values over the file's; answers which key came from which variable."""
+    targets = {
+        "PROXYD_SITE": [("agent", "site")],
+        "PROXYD_NAME": [("agent", "name")],
+        "PROXYD_SOCKET": [("agent", "socket")],
+        "PROXYD_TOKEN_FILE": [("agent", "token_file"), ("coordinator", "token_file")],
+        "PROXYD_LOG_LEVEL": [("log", "level")],
+        "PROXYD_LOG_FORMAT": [("log", "format")],
+    }
+    overridden = {}
+    for variable, keys in targets.items():
+        value = environ.get(variable, "")
+        for table, key in keys:
+            present = data.setdefault(table, {}) if value and table == "log" else data.get(table)
+            if value and isinstance(present, dict):
+                present[key] = value
+                overridden[(table, key)] = variable
+    return overridden
+
+
+def _cross_checks(
+    config: Config, lines: Mapping[tuple[str | int, ...], int], section: Section | None
+) -> list[ConfigProblem]:
+    """What no single section can see."""
+    problems: list[ConfigProblem] = []
+
+    def add(path: tuple[str | int, ...], text: str) -> None:
+        problems.append(ConfigProblem.at(lines, path, text))
+
+    wanted = [section] if section else []
+    if not wanted and config.agent is None and config.coordinator is None:
+        add((), "neither [agent] nor [coordinator] is here; a daemon would have nothing to run")
+    for name in wanted:
+        if getattr(config, name) is None:
+            add((), f"no [{name}] section, and proxyd {name} needs one")
+    for table, key, address, token_file in _listeners(config):
+        if not address.is_loopback and token_file is None:
+            add(
+                (table, key),
+                f"[{table}] {key} = {str(address)!r} can be reached from other hosts, and there is no token_file:"
+                " anybody could use it. Set token_file (openssl rand -hex 32 > FILE; the same on every host),"
+                " or listen on 127.0.0.1",
+            )
+    seen: dict[str, int] = {}
+    for index, link in enumerate(config.links):
+        if link.name in seen:
+            add(("link", index), f"link {link.name} stands here again; [[link]] number {seen[link.name] + 1} has it")
+        seen.setdefault(link.name, index)
+    return problems
+
+
+def _listeners(config: Config) -> list[tuple[str, str, Address, str | None]]:
+    """Section, key, address and token file of everything that would be listened on."""
+    found: list[tuple[str, str, Address | None, str | None]] = []
+    if (agent := config.agent) is not None:
+        found.append(("agent", "data_listen", agent.data_listen_address, agent.token_file))
+        found.append(("agent", "gateway_listen", agent.gateway_listen_address, agent.token_file))
+        found.append(("agent", "metrics", agent.metrics_address, agent.token_file))
+    if (coordinator := config.coordinator) is not None:
+        found.extend(("coordinator", "listen", one, coordinator.token_file) for one in coordinator.listen_addresses)
+        found.append(("coordinator", "metrics", coordinator.metrics_address, coordinator.token_file))
+    return [(table, key, address, token) for table, key, address, token in found if address is not None]
+
+
+def read_token(token_file: str | None) -> bytes | None:
+    """The shared secret in *token_file* without surrounding white space; None when no file is configured.
+
+    :raises ConfigError: unreadable, shorter than 16 bytes or longer than 4096, or writable by everybody. The message
+        never holds the content.
+    """
+    if token_file is None:
+        return None
+    try:
+        with open(token_file, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read(MAX_TOKEN_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read token_file {token_file}",
+            why=error.strerror or str(error),
+            next_step=f"Make one with: openssl rand -hex 32 > {token_file}; the same content on every host",
+        ) from error
+    if mode & 0o002:
+        raise ConfigError(f"token_file {token_file} can be written by everybody", next_step=f"chmod 600 {token_file}")
+    if not MIN_TOKEN_BYTES <= len(token) <= MAX_TOKEN_BYTES:
+        raise ConfigError(
+            f"token_file {token_file} holds {len(token)} bytes",
+            why=f"a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES}",
+            next_step=f"Make one with: openssl rand -hex 32 > {token_file}",
+        )
+    return token
+
+
+def token_files(config: Config) -> list[str]:
+    """The token files that the configuration names, each once."""
+    sections = (section for section in (config.agent, config.coordinator) if section is not None)
+    return sorted({section.token_file for section in sections if section.token_file is not None})
