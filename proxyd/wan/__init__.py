@@ -1,0 +1,13 @@
+"""The emulated WAN: network namespaces joined by a userspace bottleneck, with real kernel TCP on top.
+
+For the demo, tests and benchmarks. Start with :class:`Wan`; docs/wan.md says how it works and how exact it is.
+"""
+
+from __future__ import annotations
+
+from proxyd.wan.counters import Fidelity, LinkCounters
+from proxyd.wan.errors import WanError
+from proxyd.wan.spec import LinkSpec
+from proxyd.wan.topology import Host, Wan, available
+
+__all__ = ["Fidelity", "Host", "LinkCounters", "LinkSpec", "Wan", "WanError", "available"]

@@ -1,0 +1,67 @@
+"""What a link is: the description that a caller writes and that the emulator process reads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from proxyd.wan.errors import WanError
+
+HOSTS_PER_SITE_MAX = 250
+SITES_MAX = 250
+# Between a Wan and its keeper; the kernel takes at most 253 descriptors per message.
+FDS_PER_MESSAGE = 100
+MESSAGE_BYTES_MAX = 1 << 20
+
+
+def address(site: int, octet: int) -> str:
+    """IPv4 address of a machine of the site with this index, counted from 0."""
+    return f"10.77.{site + 1}.{octet}"
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """One direction between two sites.
+
+    Exactly one of ``rate_bytes_per_s`` (bytes of IP packets, headers included) and ``trace`` (a mahimahi-style file,
+    see :mod:`proxyd.wan.trace`) sets the rate. ``buffer_bytes`` is the drop-tail queue in front of the link,
+    ``one_way_delay_ns`` the propagation delay behind it. ``loss`` in [0, 1) is the chance that a packet that has
+    crossed the link is lost; ``seed`` makes that sequence repeatable.
+    """
+
+    rate_bytes_per_s: int | None
+    trace: Path | None
+    one_way_delay_ns: int
+    buffer_bytes: int
+    loss: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.rate_bytes_per_s is None) == (self.trace is None):
+            raise WanError(
+                f"a link needs exactly one of rate_bytes_per_s (got {self.rate_bytes_per_s}) and trace "
+                f"(got {self.trace}); give one of them"
+            )
+        if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
+            raise WanError(
+                f"rate_bytes_per_s must be > 0, got {self.rate_bytes_per_s}; use set_link(down=True) for a cut"
+            )
+        if self.one_way_delay_ns < 0:
+            raise WanError(f"one_way_delay_ns must be >= 0, got {self.one_way_delay_ns}")
+        if self.buffer_bytes <= 0:
+            raise WanError(f"buffer_bytes must be > 0 (at least one packet), got {self.buffer_bytes}")
+        if not 0.0 <= self.loss < 1.0:
+            raise WanError(f"loss must be in [0, 1), got {self.loss}; use set_link(down=True) for a cut")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the emulator's configuration."""
+        fields = asdict(self)
+        fields["trace"] = None if self.trace is None else str(self.trace)
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> LinkSpec:
+        """The inverse of :meth:`to_json`."""
+        trace = fields["trace"]
+        return cls(**{**fields, "trace": None if trace is None else Path(trace)})

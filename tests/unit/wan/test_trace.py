@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxyd.wan.errors import WanError
+from proxyd.wan.trace import OPPORTUNITY_BYTES, FixedRate, Line, TraceLine, opportunities, read_trace, write_trace
+
+lines: st.SearchStrategy[Line] = st.one_of(
+    st.builds(FixedRate, st.integers(1, 10**10), st.integers(0, 10**15)),
+    st.lists(st.integers(0, 300), min_size=1, max_size=40)
+    .map(sorted)
+    .filter(lambda times: times[-1] > 0)
+    .flatmap(lambda times: st.builds(TraceLine, st.just(times), st.integers(0, 10**15), st.integers(1, 9000))),
+)
+
+
+@given(lines, st.integers(1, 10**9))
+def test_time_for_is_the_first_instant_by_which_the_bytes_are_carried(line: Line, position: int) -> None:
+    when = line.time_for(position)
+    assert line.bytes_by(when) >= position
+    assert line.bytes_by(when - 1) < position
+
+
+@given(lines, st.integers(0, 10**9), st.integers(0, 10**9))
+def test_bytes_never_decrease(line: Line, first: int, more: int) -> None:
+    start = line.time_for(0)
+    assert line.bytes_by(start + first) <= line.bytes_by(start + first + more)
+
+
+@given(lines, st.integers(0, 10**12), st.integers(0, 10**9))
+def test_restarted_is_the_same_line_elsewhere(line: Line, origin: int, since: int) -> None:
+    assert line.restarted(origin).bytes_by(origin + since) == line.restarted(0).bytes_by(since)
+
+
+def test_a_fixed_rate_does_not_drift_in_a_day() -> None:
+    line = FixedRate(333_333_333, 0)
+    assert line.bytes_by(86_400 * 10**9) == 333_333_333 * 86_400
+    assert line.time_for(333_333_333 * 86_400) == 86_400 * 10**9
+
+
+def test_a_trace_repeats_with_the_period_of_its_last_entry() -> None:
+    line = TraceLine([1, 1, 4], 0)
+    assert [line.bytes_by(ms * 10**6) // OPPORTUNITY_BYTES for ms in (0, 1, 3, 4, 5, 8)] == [0, 2, 2, 3, 5, 6]
+
+
+def test_a_trace_file_is_read_back_with_its_mean_rate(tmp_path: Path) -> None:
+    path = tmp_path / "link.trace"
+    write_trace(path, [50e6, 25e6], step_ms=100)
+    times = read_trace(path)
+    assert times == opportunities([50e6, 25e6], 100)
+    assert times[-1] == 200
+    assert len(times) * OPPORTUNITY_BYTES == pytest.approx(7.5e6, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1\ntwo\n", ":2: 'two' is not a whole number"),
+        ("", "at least one"),
+        ("0\n", "at least one"),
+        ("5\n3\n", "sort"),
+    ],
+)
+def test_a_bad_trace_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "bad.trace"
+    path.write_text(text)
+    with pytest.raises(WanError, match=said):
+        TraceLine(read_trace(path), 0)
+
+
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WanError, match=r"nowhere\.trace"):
+        read_trace(tmp_path / "nowhere.trace")
