@@ -1,0 +1,58 @@
+"""How every gRPC channel and server of proxyd is set up, and why each option is there."""
+
+from __future__ import annotations
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""gRPC refuses more than 4 MiB by default; the directory of a large job is more than that."""
+
+KEEPALIVE_NS = 5_000_000_000
+KEEPALIVE_TIMEOUT_NS = 2_000_000_000
+"""A cut link stays unnoticed for minutes without pings; with these it is noticed within 7 s."""
+
+RECONNECT_INITIAL_NS = 100_000_000
+RECONNECT_MIN_NS = 1_000_000_000
+RECONNECT_MAX_NS = 2_000_000_000
+"""gRPC's own back off to two minutes; a restarted coordinator is wanted back at once."""
+
+Options = list[tuple[str, int]]
+
+_SIZES: Options = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+
+def channel_options() -> Options:
+    """For whoever dials a coordinator."""
+    return [
+        *_SIZES,
+        ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_INITIAL_NS // 1_000_000),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_NS // 1_000_000),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_NS // 1_000_000),
+        # An http_proxy in the environment would swallow even 127.0.0.1.
+        ("grpc.enable_http_proxy", 0),
+        # Two sessions of one process must not share, and lose, one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options() -> Options:
+    """For the coordinator's server."""
+    return [
+        *_SIZES,
+        # Two servers on one port would bind silently and each get half of the agents.
+        ("grpc.so_reuseport", 0),
+        # An agent that is cut off without a word: pinged from this side too, so that its session ends.
+        ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # The server would end a connection whose pings come more often than every five minutes ("too many pings").
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
