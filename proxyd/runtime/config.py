@@ -15,22 +15,33 @@ import platform
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, model_validator
 
-from proxyd.core.errors import ConfigError, UnitError
+from proxyd.core.errors import ConfigError
 from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
-from proxyd.runtime.addresses import Address, check_unix_path, parse_address
+from proxyd.runtime.addresses import Address, parse_address
+from proxyd.runtime.config_fields import (
+    AdvertisedText,
+    ArenaText,
+    BufferText,
+    ChunkText,
+    CongestionControlText,
+    ConnectTexts,
+    DurationOrZeroText,
+    DurationText,
+    Flag,
+    ListenText,
+    ListenTexts,
+    MetricsText,
+    Name,
+    OwnedTexts,
+    RateText,
+    SizeText,
+    SocketText,
+    Streams,
+)
 from proxyd.runtime.config_problems import ConfigProblem, explain, raise_problems
 from proxyd.runtime.environment import check_environment
 from proxyd.runtime.toml_lines import key_lines
@@ -38,173 +49,6 @@ from proxyd.runtime.toml_lines import key_lines
 MAX_FILE_BYTES = 1 << 20
 MIN_TOKEN_BYTES = 16
 MAX_TOKEN_BYTES = 4096
-MIN_ARENA_BYTES = 1 << 20
-MIN_CHUNK_BYTES = 16 << 10
-MAX_CHUNK_BYTES = 16 << 20
-MAX_STREAMS = 256
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
-_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,64}->[A-Za-z0-9._*-]{1,64}", re.ASCII)
-_CONGESTION_CONTROL = re.compile(r"[a-z0-9_]{1,15}", re.ASCII)
-
-
-# -- the texts that a field may hold ---------------------------------------------------------------------------------
-# ConfigError is no ValueError, so the validators below hand its message to pydantic as one.
-
-
-def _own_error(error: ConfigError) -> ValueError:
-    return error if isinstance(error, UnitError) else ValueError(str(error))
-
-
-def _rate(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError(f'{value!r} is not a rate: write it with its unit, like "400Mbit"')
-    parse_rate(value)
-    return value
-
-
-def _duration(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError(f'{value!r} is not a duration: write it with its unit, like "60ms"')
-    parse_duration(value)
-    return value
-
-
-def _duration_or_zero(value: object) -> object:
-    if value == 0 and not isinstance(value, bool):
-        return "0s"
-    if not isinstance(value, str):
-        raise ValueError(f'{value!r} is not a duration: write it with its unit, like "5s"')
-    parse_duration(value, zero_ok=True)
-    return value
-
-
-def _size(value: object) -> str:
-    if not isinstance(value, str | int):
-        raise ValueError(f'{value!r} is not a size: write it like "64MiB"')
-    parse_size(value)
-    return str(value)
-
-
-def _arena(value: object) -> str:
-    text = _size(value)
-    if parse_size(text) < MIN_ARENA_BYTES:
-        raise ValueError(f"{value!r} is less than the smallest arena, 1MiB")
-    return text
-
-
-def _chunk(value: object) -> str:
-    text = value if value == "auto" else _size(value)
-    if text != "auto" and not MIN_CHUNK_BYTES <= parse_size(str(text)) <= MAX_CHUNK_BYTES:
-        raise ValueError(f'{value!r} must be from 16KiB to 16MiB, or "auto"')
-    return str(text)
-
-
-def _streams(value: object) -> object:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value != "auto" and not (whole and 1 <= int(str(value)) <= MAX_STREAMS):
-        raise ValueError(f'{value!r} is no number of streams: from 1 to {MAX_STREAMS}, or "auto"')
-    return value
-
-
-def _buffer(value: object) -> object:
-    if not isinstance(value, str | int):
-        raise ValueError(f'{value!r} is not a buffer: write it like "300kB" or "0.1bdp"')
-    # Any link will do to see whether the text is right; the real one multiplies in buffer_bytes.
-    parse_buffer(value, 1 << 40, 1 << 30)
-    return str(value)
-
-
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a name: letters, digits, '.', '_', '-', at most 63, first a letter or digit"
-        )
-    return value
-
-
-def _owned(value: str) -> str:
-    if not _PATTERN.fullmatch(value):
-        raise ValueError(f'{value!r} does not name links: write it like "hami->shenzhen", "hami->*" or "*->*"')
-    return value
-
-
-def _congestion_control(value: str) -> str:
-    if not _CONGESTION_CONTROL.fullmatch(value):
-        raise ValueError(f'{value!r} is not a congestion control: write "auto" or one the kernel has, like "bbr"')
-    return value
-
-
-def _flag(value: object) -> object:
-    """A boolean; ``"false"`` means false. Numbers and other words are refused, not taken for true."""
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is not true or false")
-    return value
-
-
-def _listed(value: object) -> object:
-    """One text where a list may stand."""
-    return [value] if isinstance(value, str) else value
-
-
-def _address(value: str, **allowed: bool) -> str:
-    try:
-        parse_address(value, **allowed)
-    except ConfigError as error:
-        raise _own_error(error) from error
-    return value
-
-
-def _listen(value: str) -> str:
-    return _address(value)
-
-
-def _listen_or_unix(value: str) -> str:
-    return _address(value, unix_ok=True)
-
-
-def _connect(value: str) -> str:
-    return _address(value, unix_ok=True, port_zero_ok=False)
-
-
-def _metrics(value: str) -> str:
-    return value if value in ("", "off") else _address(value, fd_ok=True)
-
-
-def _advertised(value: str) -> str:
-    address = parse_address(_address(value))
-    if address.is_unspecified or address.is_link_local:
-        raise ValueError(f"{value!r} cannot be told to peers: write an address that they can reach, like 10.0.0.5:7601")
-    return value
-
-
-def _socket(value: str) -> str:
-    try:
-        return check_unix_path(value)
-    except ConfigError as error:
-        raise _own_error(error) from error
-
-
-Name = Annotated[StrictStr, AfterValidator(_name)]
-RateText = Annotated[str, BeforeValidator(_rate)]
-DurationText = Annotated[str, BeforeValidator(_duration)]
-DurationOrZeroText = Annotated[str, BeforeValidator(_duration_or_zero)]
-SizeText = Annotated[str, BeforeValidator(_size)]
-BufferText = Annotated[str, BeforeValidator(_buffer)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-ListenText = Annotated[StrictStr, AfterValidator(_listen)]
-MetricsText = Annotated[StrictStr, AfterValidator(_metrics)]
-ListenTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...], BeforeValidator(_listed), Field(min_length=1)
-]
-ConnectTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...], BeforeValidator(_listed), Field(min_length=1)
-]
-OwnedTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(_listed), Field(min_length=1)
-]
 
 
 class _Section(BaseModel):
@@ -226,19 +70,19 @@ class AgentConfig(_Section):
 
     site: Name
     name: Name = Field(default_factory=_own_name)
-    socket: Annotated[StrictStr, AfterValidator(_socket)] = "/run/proxyd/agent.sock"
+    socket: SocketText = "/run/proxyd/agent.sock"
     data_listen: ListenText = "127.0.0.1:7601"
-    data_address: Annotated[StrictStr, AfterValidator(_advertised)] | None = None
+    data_address: AdvertisedText | None = None
     gateway_listen: ListenText | None = None
     coordinators: ConnectTexts = ("127.0.0.1:7600",)
     metrics: MetricsText = "127.0.0.1:9601"
     token_file: StrictStr | None = None
     memory: SizeText = "4GiB"
-    arena: Annotated[str, BeforeValidator(_arena)] = "256MiB"
+    arena: ArenaText = "256MiB"
     eager: SizeText = "64MiB"
-    congestion_control: Annotated[StrictStr, AfterValidator(_congestion_control)] = "auto"
-    chunk: Annotated[str, BeforeValidator(_chunk)] = "auto"
-    streams: Annotated[int | Literal["auto"], BeforeValidator(_streams)] = "auto"
+    congestion_control: CongestionControlText = "auto"
+    chunk: ChunkText = "auto"
+    streams: Streams = "auto"
     peer_timeout: DurationText = "30s"
     resolve_timeout: DurationText = "10s"
     linger: DurationOrZeroText = "5s"

@@ -1,0 +1,31 @@
+# One image for both daemons, unprivileged. The configuration is mounted where PROXYD_CONFIG says, and the token beside it:
+#   docker run -v ./site-a.toml:/etc/proxyd/proxyd.toml:ro -v ./token:/etc/proxyd/token:ro -v proxyd-run:/run/proxyd proxyd agent
+# Trainers reach the agent through its socket: share the volume /run/proxyd with them. Arenas are passed over the socket as
+# descriptors, so no shared /dev/shm is needed; a shared pid namespace is, for the agent to see a trainer die.
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+RUN python -m venv /opt/proxyd
+COPY pyproject.toml README.md LICENSE ./
+COPY proxyd ./proxyd
+COPY client ./client
+RUN /opt/proxyd/bin/pip install --no-cache-dir --disable-pip-version-check '.[daemon]'
+
+FROM python:3.11-slim-bookworm
+# The ids are fixed so that a volume's owner can be set from outside.
+RUN groupadd --system --gid 7600 proxyd \
+    && useradd --system --uid 7600 --gid proxyd --no-create-home --home-dir / --shell /usr/sbin/nologin proxyd \
+    && install -d -o proxyd -g proxyd -m 0755 /run/proxyd \
+    && install -d -o root -g proxyd -m 0750 /etc/proxyd
+COPY --from=build /opt/proxyd /opt/proxyd
+ENV PATH=/opt/proxyd/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PROXYD_LOG_FORMAT=json \
+    PROXYD_CONFIG=/etc/proxyd/proxyd.toml
+USER 7600:7600
+VOLUME /run/proxyd
+# 7600 coordinator, 7601 peers, 7602 trainers over TCP, 9600 and 9601 metrics
+EXPOSE 7600 7601 7602 9600 9601
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["proxyd", "healthcheck"]
+ENTRYPOINT ["proxyd"]
+CMD ["--help"]
