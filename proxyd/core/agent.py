@@ -1,0 +1,478 @@
+"""The agent machine: everything an agent decides, without a socket, a clock or a byte of payload.
+
+The driver (daemon or simulator) turns what happens into events, calls :meth:`AgentMachine.handle`, carries out the effects in
+their order and sets a timer to :meth:`AgentMachine.next_deadline_ns`. The two halves are in :mod:`proxyd.core.sending` and
+:mod:`proxyd.core.receiving`; this file routes events to them and keeps what both need: local trainers and the directory.
+
+A stream that can take bytes asks :meth:`AgentMachine.next_chunk`. That may leave effects behind (the next grant's pace,
+another peer's turn), so the driver handles a ``TimePassed`` after it has pumped; ``next_deadline_ns()`` says 0 until then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxyd.core import events as ev
+from proxyd.core.agent_config import AgentConfig
+from proxyd.core.directory import AgentDirectory
+from proxyd.core.effects import (
+    AgentEffect,
+    Chunk,
+    CloseClient,
+    DropPeer,
+    TellPeerGone,
+    TellPeerHere,
+    TellSendFailed,
+    ToCoordinator,
+)
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.messages import (
+    Beat,
+    Denied,
+    Directory,
+    DirectoryEntry,
+    EndpointDown,
+    EndpointUp,
+    Grant,
+    LinkInfo,
+    Queued,
+    Welcome,
+)
+from proxyd.core.receiving import Receiver
+from proxyd.core.sending import Sender
+from proxyd.core.transfer import Outgoing, SendInput, SendState
+from proxyd.wire import peer as wire
+from proxyd.wire.envelope import ErrorCode
+
+__all__ = ["AgentConfig", "AgentMachine", "AgentStatus", "LinkSending", "PathState"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PathState:
+    """What an agent knows of the way to an endpoint; ``error`` is set where that is nothing."""
+
+    link: str
+    source: str
+    rate_bytes_per_s: int
+    rtt_ns: int
+    queue_ns: int
+    waiting_bytes: int
+    age_ns: int
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkSending:
+    """One link as this agent sends on it; cumulative counts since start."""
+
+    link: LinkName
+    coordinator: str
+    fallback: bool
+    granted_taken_bytes: int
+    unscheduled_bytes: int
+    fallback_bytes: int
+    backlog_bytes: int
+    waiting_transfers: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """What the agent's metrics and status page show."""
+
+    agent: AgentName
+    endpoints: tuple[tuple[EndpointName, int], ...]
+    peers: tuple[tuple[AgentName, bool], ...]
+    links: tuple[LinkSending, ...]
+    outgoing: int
+    incoming: int
+    received_bytes: int
+    corrupt_chunks: int
+    resent_chunks: int
+    done: tuple[tuple[LinkName, int, bool, int, int], ...]
+    """(link, traffic class, ok, transfers, bytes), cumulative."""
+
+
+class AgentMachine:
+    """See the module's text."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self._effects: list[AgentEffect] = []
+        self._clients: dict[EndpointName, int] = {}
+        self._directory = AgentDirectory()
+        self.sender = Sender(config, self._directory, self._effects)
+        self.receiver = Receiver(self._clients, self._effects)
+        self._orphans: dict[TransferId, Outgoing] = {}
+
+    # ------------------------------------------------------------------------------------------------------ the interface
+
+    def handle(self, event: ev.AgentEvent, now_ns: int) -> list[AgentEffect]:
+        """Take in one event; returns what the driver has to do, in order."""
+        self._dispatch(event, now_ns)
+        self.sender.tick(now_ns)
+        self._tick_orphans(now_ns)
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def next_deadline_ns(self) -> int | None:
+        """When to handle a TimePassed at the latest; None: not before another event."""
+        if self._effects:
+            return 0
+        times = [out.orphaned_until_ns for out in self._orphans.values()]
+        sender_ns = self.sender.next_deadline_ns()
+        if sender_ns is not None:
+            times.append(sender_ns)
+        return min(times, default=None)
+
+    def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
+        """The chunk that a writable stream to ``peer`` should send next, or None. Handle a TimePassed after pumping."""
+        return self.sender.next_chunk(peer, now_ns)
+
+    def link_state(self, source: EndpointName, rank: int, now_ns: int) -> PathState:
+        """What is known of the way from a local endpoint to another rank of its job."""
+        entry = self._directory.get(EndpointName(source.job, rank))
+        if entry is None:
+            ranks = self._directory.ranks_of(source.job)
+            return PathState("", "none", 0, 0, 0, 0, 0, f"rank {rank} is not registered (known: {ranks})")
+        link = LinkName(self.config.agent.site, entry.agent.site)
+        if link.is_local:
+            return PathState(str(link), "local", 0, 0, 0, 0, 0, "")
+        book = self.sender.links.get(link)
+        info = book.info if book is not None else None
+        if book is None or info is None:
+            return PathState(str(link), "none", 0, 0, 0, 0, 0, f"no coordinator that owns {link} has been heard")
+        age_ns = info.age_ns + max(0, now_ns - book.last_heard_ns)
+        return PathState(
+            str(link), info.source, info.rate_bytes_per_s, info.rtt_ns, info.queue_ns, info.waiting_bytes, age_ns, ""
+        )
+
+    def status(self, now_ns: int) -> AgentStatus:
+        """A snapshot for metrics and status pages."""
+        links = tuple(
+            LinkSending(
+                book.link,
+                book.coordinator or "",
+                bool(book.asked) and book.coordinator is not None and book.silent(now_ns),
+                book.granted_taken_bytes,
+                book.unscheduled_bytes,
+                book.fallback_bytes,
+                book.backlog_bytes(),
+                len(book.asked),
+            )
+            for _, book in sorted(self.sender.links.items())
+        )
+        sender = self.sender
+        return AgentStatus(
+            agent=self.config.agent,
+            endpoints=tuple(sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank))),
+            peers=tuple((name, peer.connected) for name, peer in sorted(sender.peers.items())),
+            links=links,
+            outgoing=len(sender.transfers),
+            incoming=len(self.receiver.transfers),
+            received_bytes=self.receiver.received_bytes,
+            corrupt_chunks=self.receiver.corrupt_chunks,
+            resent_chunks=sender.resent_chunks,
+            done=tuple(
+                (link, traffic, ok, count, sender.done_bytes[link, traffic, ok])
+                for (link, traffic, ok), count in sorted(sender.done_count.items())
+            ),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ routing
+
+    def _dispatch(self, event: ev.AgentEvent, now_ns: int) -> None:
+        sender, receiver = self.sender, self.receiver
+        match event:
+            case ev.ChunkArrived():
+                receiver.chunk(event.transfer, event.offset, event.length, event.good, now_ns)
+            case ev.SendProgress():
+                sender.progress(event, now_ns)
+            case ev.TimePassed():
+                pass
+            case ev.SendPosted():
+                self._posted(event, now_ns)
+            case ev.SendFilled():
+                out = sender.transfers.get(event.transfer)
+                if out is not None and out.state is SendState.HANDED_OVER:
+                    receiver.local_filled(event.transfer, event.filled_bytes)
+                elif out is not None:
+                    sender.filled(out, event.filled_bytes, now_ns)
+            case ev.SendCancelled():
+                self._cancelled(event.transfer, now_ns)
+            case ev.SendAnnounced():
+                sender.announce(event.envelope, event.ready_in_ns)
+            case ev.RecvAccepted():
+                receiver.accepted(event.transfer)
+            case ev.RecvReleased():
+                receiver.released(event.transfer)
+                self._handed_over_done(event.transfer)
+            case ev.BlockAllocated():
+                self._allocated(event.transfer)
+            case ev.BlockDenied():
+                receiver.denied(event.transfer, event.reason, event.permanent)
+                self._handed_over_done(event.transfer)
+            case ev.MemoryFreed():
+                receiver.memory_freed(event.endpoint)
+            case ev.PeerFrame():
+                self._peer_frame(event, now_ns)
+            case ev.PeerConnected():
+                sender.peer_connected(event.peer, event.eager_bytes, now_ns)
+            case ev.PeerDisconnected():
+                sender.peer_lost(event.peer, event.reason, now_ns)
+            case ev.PeerUnreachable():
+                if (peer := sender.peers.get(event.peer)) is not None:
+                    peer.last_error = event.reason
+            case ev.InboundOpened():
+                pass
+            case ev.InboundClosed():
+                receiver.inbound_closed(event.peer, event.reason)
+            case ev.ClientAttached():
+                self._attached(event, now_ns)
+            case ev.ClientDetached():
+                self._detached(event.endpoint, event.incarnation, event.reason, event.orderly, now_ns)
+            case ev.CoordinatorConnected():
+                self._coordinator_connected(event, now_ns)
+            case ev.CoordinatorSaid():
+                self._coordinator_said(event, now_ns)
+            case ev.CoordinatorLost():
+                sender.session_lost(event.address, event.reason)
+            case ev.Stopping():
+                self._stopping(event, now_ns)
+
+    # ------------------------------------------------------------------------------------------------------------- trainers
+
+    def _attached(self, event: ev.ClientAttached, now_ns: int) -> None:
+        old = self._clients.get(event.endpoint)
+        if old is not None and old != event.incarnation:
+            self._effects.append(
+                CloseClient(
+                    event.endpoint,
+                    old,
+                    ErrorCode.CLOSED,
+                    f"another process has connected as {event.endpoint}; the newest one wins. If both are meant to "
+                    "run, give them different ranks or job names",
+                )
+            )
+            self._detached(event.endpoint, old, "replaced by a new process", False, now_ns)
+        self._clients[event.endpoint] = event.incarnation
+        own = DirectoryEntry(
+            event.endpoint,
+            event.incarnation,
+            self.config.agent,
+            self.config.incarnation,
+            self.config.data_address,
+        )
+        # Known here at once, so that same-host messages need no coordinator.
+        self._directory_changed("", Directory((own,), (), full=False), now_ns, tell_coordinators=True)
+        for entry in self._directory.of_job(event.endpoint.job):
+            if entry.endpoint != event.endpoint:
+                here = TellPeerHere(event.endpoint, entry.endpoint.rank, entry.incarnation, entry.agent.site)
+                self._effects.append(here)
+                if entry.agent != self.config.agent:
+                    self.sender.want_peer(entry)
+
+    def _detached(self, endpoint: EndpointName, incarnation: int, reason: str, orderly: bool, now_ns: int) -> None:
+        if self._clients.get(endpoint) != incarnation:
+            return
+        del self._clients[endpoint]
+        self.receiver.client_gone(endpoint, reason)
+        self.receiver.source_gone(endpoint, reason)
+        for out in [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]:
+            if out.state is SendState.HANDED_OVER:
+                self.sender.forget(out)
+            elif orderly and out.filled_bytes == out.nbytes:
+                out.orphaned_until_ns = now_ns + self.config.linger_ns
+                self._orphans[out.transfer] = out
+            else:
+                text = f"{out.envelope.describe()}: the sending process is gone: {reason}"
+                self.sender.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
+        for address, session in self.sender.sessions.items():
+            if session.alive:
+                self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
+        self._directory_changed("", Directory((), ((endpoint, incarnation, reason),), full=False), now_ns)
+
+    def _tick_orphans(self, now_ns: int) -> None:
+        for transfer, out in list(self._orphans.items()):
+            if out.finished:
+                del self._orphans[transfer]
+            elif out.orphaned_until_ns <= now_ns:
+                del self._orphans[transfer]
+                text = f"{out.envelope.describe()}: not acknowledged within the linger time after close()"
+                self.sender.cancel(out, ErrorCode.CLOSED, text, now_ns)
+
+    def _posted(self, event: ev.SendPosted, now_ns: int) -> None:
+        envelope = event.envelope
+        if envelope.destination in self._clients:
+            waiting = self.sender.waits_for(envelope.destination)
+            assert not waiting, "messages for a local endpoint never wait"
+            out = Outgoing(event.transfer, envelope, now_ns, event.filled_bytes, peer=self.config.agent)
+            out.step(SendInput.HANDED_OVER)
+            self.sender.transfers[event.transfer] = out
+            self.receiver.handed_over(event.transfer, envelope)
+            self._handed_over_done(event.transfer)
+            return
+        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns)
+
+    def _allocated(self, transfer: TransferId) -> None:
+        self.receiver.allocated(transfer)
+        out = self.sender.transfers.get(transfer)
+        if out is not None and out.state is SendState.HANDED_OVER and out.filled_bytes:
+            self.receiver.local_filled(transfer, out.filled_bytes)
+
+    def _handed_over_done(self, transfer: TransferId) -> None:
+        """Forget a handed-over message when its receiving end is through with it."""
+        out = self.sender.transfers.get(transfer)
+        if out is not None and out.state is SendState.HANDED_OVER and transfer not in self.receiver.transfers:
+            self.sender.forget(out)
+
+    def _cancelled(self, transfer: TransferId, now_ns: int) -> None:
+        out = self.sender.transfers.get(transfer)
+        if out is None:
+            return
+        if out.state is SendState.HANDED_OVER:
+            if self.receiver.cancel_local(transfer):
+                self.sender.forget(out)
+            return
+        self.sender.cancel(out, ErrorCode.CANCELLED, f"{out.envelope.describe()}: cancelled", now_ns)
+
+    # --------------------------------------------------------------------------------------------------------- coordinators
+
+    def _coordinator_connected(self, event: ev.CoordinatorConnected, now_ns: int) -> None:
+        if not isinstance(event.message, Welcome):
+            return
+        for endpoint, incarnation in sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank)):
+            self._effects.append(ToCoordinator(event.address, EndpointUp(endpoint, incarnation)))
+        self.sender.session_began(event.address, event.message, now_ns)
+
+    def _coordinator_said(self, event: ev.CoordinatorSaid, now_ns: int) -> None:
+        self.sender.heard(event.address, now_ns)
+        match event.message:
+            case Grant():
+                self.sender.granted(event.message, now_ns)
+            case Queued():
+                self.sender.queued(event.message, now_ns)
+            case Denied():
+                out = self.sender.transfers.get(event.message.transfer)
+                if out is not None:
+                    text = f"{out.envelope.describe()}: denied by coordinator {event.address}: {event.message.reason}"
+                    self.sender.cancel(out, ErrorCode.REFUSED, text, now_ns)
+            case Beat():
+                self._beat(event.address, event.message)
+            case Directory():
+                self._directory_changed(event.address, event.message, now_ns)
+            case Welcome():
+                self.sender.session_began(event.address, event.message, now_ns)
+
+    def _beat(self, address: str, beat: Beat) -> None:
+        for link, rate_bytes_per_s in beat.fallback:
+            self.sender.set_fallback(address, link, rate_bytes_per_s)
+        for info in beat.links:
+            self._update_link(info)
+
+    def _update_link(self, info: LinkInfo) -> None:
+        if info.link.src_site == self.config.agent.site:
+            self.sender.update_link(info)
+
+    def _directory_changed(
+        self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False
+    ) -> None:
+        if address:
+            # This agent knows its own trainers better than any coordinator does.
+            own = [entry for entry in message.entries if entry.agent == self.config.agent]
+            gone = tuple(item for item in message.gone if item[0] not in self._clients)
+            entries = tuple(e for e in message.entries if e not in own and e.endpoint not in self._clients)
+            message = Directory(entries, gone, message.full)
+        changes = self._directory.update(address, message)
+        if tell_coordinators:
+            for entry in changes.came:
+                for name, session in self.sender.sessions.items():
+                    if session.alive:
+                        self._effects.append(ToCoordinator(name, EndpointUp(entry.endpoint, entry.incarnation)))
+        locals_ = sorted(self._clients, key=lambda e: (e.job, e.rank))
+        for gone_entry in changes.gone:
+            endpoint = gone_entry.entry.endpoint
+            for client in locals_:
+                if client.job == endpoint.job and client != endpoint:
+                    rank, life = endpoint.rank, gone_entry.entry.incarnation
+                    self._effects.append(TellPeerGone(client, rank, life, gone_entry.reason))
+            self.sender.destination_gone(endpoint, gone_entry.entry.agent, gone_entry.reason, now_ns)
+        for entry in changes.came:
+            for client in locals_:
+                if client.job == entry.endpoint.job and client != entry.endpoint:
+                    here = TellPeerHere(client, entry.endpoint.rank, entry.incarnation, entry.agent.site)
+                    self._effects.append(here)
+                    if entry.agent != self.config.agent:
+                        # Dialled as soon as both ends of a job are known: the first message finds warm connections.
+                        self.sender.want_peer(entry)
+            self._deliver_waiting(entry, now_ns)
+        if changes.gone:
+            self._drop_unused_peers()
+
+    def _deliver_waiting(self, entry: DirectoryEntry, now_ns: int) -> None:
+        if entry.agent != self.config.agent:
+            self.sender.offer_waiting(entry.endpoint, now_ns)
+            return
+        for out in self.sender.take_waiting(entry.endpoint):
+            out.peer = self.config.agent
+            out.step(SendInput.HANDED_OVER)
+            self.receiver.handed_over(out.transfer, out.envelope)
+            self._handed_over_done(out.transfer)
+
+    def _drop_unused_peers(self) -> None:
+        used = set(self._directory.agents()) | {out.peer for out in self.sender.transfers.values()}
+        for name in [name for name in self.sender.peers if name not in used]:
+            del self.sender.peers[name]
+            self._effects.append(DropPeer(name, "no endpoint lives there any more"))
+
+    # -------------------------------------------------------------------------------------------------------------- peers
+
+    def _peer_frame(self, event: ev.PeerFrame, now_ns: int) -> None:
+        frame, transfer = event.frame, event.transfer
+        if event.inbound:
+            match frame:
+                case wire.Offer():
+                    self.receiver.offered(event.peer, transfer, frame)
+                case wire.Expect():
+                    self.receiver.expected(transfer, frame)
+                case wire.Cancel():
+                    self.receiver.cancelled(transfer, frame)
+                case _:
+                    pass  # keep-alive frames are the driver's
+            return
+        if isinstance(frame, wire.EagerReturned):
+            pair = (EndpointName(frame.job, frame.src_rank), EndpointName(frame.job, frame.dst_rank))
+            self.sender.eager_returned(pair, frame.nbytes)
+            return
+        out = self.sender.transfers.get(transfer)
+        if out is None or out.peer != event.peer:
+            return  # it ended here while the answer was on its way
+        match frame:
+            case wire.Credit():
+                self.sender.credited(out, now_ns)
+            case wire.TurnedDown():
+                self.sender.turned_down(out, now_ns)
+            case wire.Ack():
+                self.sender.acked(out, frame, now_ns)
+            case wire.Nack():
+                self.sender.nacked(out, frame, now_ns)
+            case wire.Fail():
+                code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
+                text = f"{out.envelope.describe()}: refused by agent {event.peer}: {frame.message}"
+                self.sender.fail(out, code, text, now_ns)
+            case _:
+                pass
+
+    def _stopping(self, event: ev.Stopping, now_ns: int) -> None:
+        for out in list(self.sender.transfers.values()):
+            if out.state is SendState.HANDED_OVER:
+                self._effects.append(
+                    TellSendFailed(out.envelope.source, out.transfer, event.code, f"agent stops: {event.reason}", 0)
+                )
+                self.sender.forget(out)
+            else:
+                self.sender.cancel(out, event.code, f"{out.envelope.describe()}: agent stops: {event.reason}", now_ns)
+        for endpoint, incarnation in sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank)):
+            self.receiver.client_gone(endpoint, event.reason)
+            self._effects.append(CloseClient(endpoint, incarnation, event.code, f"the agent stops: {event.reason}"))
+        self._clients.clear()

@@ -1,0 +1,268 @@
+"""What an agent holds on one link: its grants, its accounts, and what it does when the coordinator falls silent.
+
+Grants form a FIFO. The head is served from its start time on; a grant whose transfer has no filled chunk yet lets the next
+one go ahead, so a trainer that is still copying doesn't idle the link. Unspent bytes of an expired, finished or foreign
+grant are *returned*: the cumulative ``returned_bytes`` in the next report frees them at the coordinator.
+
+Counts are relative to the present session with the owning coordinator (see :mod:`proxyd.core.messages`): bytes handed to
+the kernel before it began never count, which is why ``taken_before_bytes`` is subtracted from what the kernel reports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+from proxyd.core.ids import AgentName, LinkName, TransferId
+from proxyd.core.messages import Grant, LinkInfo, Report
+
+FALLBACK_AFTER_NS = 500_000_000
+"""Silence of the coordinator after which an agent goes on by itself: three lost beats and a half."""
+FALLBACK_SLICE_NS = 20_000_000
+"""Length of a self-issued slot: the same as a granted one."""
+NANOS = 1_000_000_000
+
+
+@dataclasses.dataclass(slots=True)
+class HeldGrant:
+    """A grant with bytes left to spend."""
+
+    transfer: TransferId
+    left_bytes: int
+    rate_bytes_per_s: int
+    start_ns: int
+    expires_ns: int
+    lead_ns: int
+    fallback: bool = False
+    begun: bool = False
+    """Its start time has passed while it was the head: its peer has been told to pump."""
+
+
+@dataclasses.dataclass(slots=True)
+class PeerCounts:
+    """Latest cumulative counts of one peer's streams, and the part of them that belongs to earlier sessions."""
+
+    taken_bytes: int = 0
+    left_bytes: int = 0
+    delivered_bytes: int = 0
+    unsent_bytes: int = 0
+    srtt_ns: int = 0
+    min_rtt_ns: int = 0
+    retransmits: int = 0
+    delivery_rate_bytes_per_s: int = 0
+
+
+class LinkBook:
+    """Grants and accounts of one link at one agent."""
+
+    def __init__(self, link: LinkName) -> None:
+        self.link = link
+        self.coordinator: str | None = None
+        """Address of the session that owns the link; None: no coordinator known."""
+        self.epoch = 0
+        self.info: LinkInfo | None = None
+        self.grants: deque[HeldGrant] = deque()
+        self.fallback_rate_bytes_per_s = 0
+        self.fallback_next_ns = 0
+        self.last_heard_ns = 0
+        self.unscheduled_bytes = 0
+        self.fallback_bytes = 0
+        self.peers: dict[AgentName, PeerCounts] = {}
+        self.granted_taken_bytes = 0
+        """Payload handed to streams under the coordinator's grants, since start."""
+        self._granted_bytes = 0
+        self._returned_bytes = 0
+        self._taken_bytes = 0
+        self._lost_bytes = 0
+        """Taken bytes that died with their connection: they count as delivered, since nothing of them is outstanding."""
+        self._taken_before_bytes = 0
+        self._limited = True
+        self._reported: Report | None = None
+        self._leaves_ns = 0
+        """When the backlog will have left, as last reckoned."""
+        self._lead_said = True
+        self.report_due_ns: int | None = None
+        self.asked: dict[TransferId, None] = {}
+        """Transfers that wait for (more) grants, in the order in which they asked."""
+
+    @property
+    def one_way_ns(self) -> int:
+        """Half the known round trip; 0 when nothing is known."""
+        return self.info.rtt_ns // 2 if self.info is not None else 0
+
+    # ------------------------------------------------------------------------------------------------------ sessions
+
+    def begin_session(self, coordinator: str, epoch: int, info: LinkInfo | None, now_ns: int) -> list[HeldGrant]:
+        """A session with the owner begins: forget the old one's grants (returned here, so that transfers can account)."""
+        dropped = [grant for grant in self.grants if not grant.fallback]
+        self.grants = deque(grant for grant in self.grants if grant.fallback)
+        self.coordinator = coordinator
+        self.epoch = epoch
+        self.info = info or self.info
+        self.last_heard_ns = now_ns
+        self._granted_bytes = self._returned_bytes = 0
+        self._taken_before_bytes += self._taken_bytes
+        self._taken_bytes = 0
+        self._reported = None
+        return dropped
+
+    def silent(self, now_ns: int) -> bool:
+        """The owner hasn't been heard for too long."""
+        return now_ns - self.last_heard_ns > FALLBACK_AFTER_NS
+
+    # -------------------------------------------------------------------------------------------------------- grants
+
+    def add(self, grant: Grant, nbytes: int, now_ns: int) -> None:
+        """Hold ``nbytes`` of a grant (what its transfer can use; the rest has been returned)."""
+        self._granted_bytes += grant.nbytes
+        self._returned_bytes += grant.nbytes - nbytes
+        if not nbytes:
+            self.report_due_ns = now_ns
+            return
+        start_ns = now_ns + grant.start_in_ns
+        expires_ns = start_ns + grant.ttl_ns
+        tail = self.grants[-1] if self.grants else None
+        if tail is not None and tail.transfer == grant.transfer and not tail.fallback and start_ns <= now_ns:
+            # The same sender's next slot, issued ahead: one longer grant at the newest rate.
+            tail.left_bytes += nbytes
+            tail.rate_bytes_per_s = grant.rate_bytes_per_s
+            tail.expires_ns = expires_ns
+            tail.lead_ns = grant.lead_ns
+        else:
+            self.grants.append(
+                HeldGrant(grant.transfer, nbytes, grant.rate_bytes_per_s, start_ns, expires_ns, grant.lead_ns)
+            )
+        self._lead_said = False
+        self._reckon(now_ns)
+
+    def add_fallback(self, transfer: TransferId, nbytes: int, rate_bytes_per_s: int, now_ns: int) -> None:
+        """Hold a self-issued grant."""
+        self.grants.append(HeldGrant(transfer, nbytes, rate_bytes_per_s, now_ns, now_ns + NANOS, 0, fallback=True))
+
+    def refuse(self, grant: Grant, now_ns: int) -> None:
+        """A grant that nothing here can use: give it back at once."""
+        self._granted_bytes += grant.nbytes
+        self._returned_bytes += grant.nbytes
+        self.report_due_ns = now_ns
+
+    def give_back(self, held: HeldGrant, now_ns: int) -> None:
+        """Return what is left of a held grant that was taken out of the queue."""
+        if held.left_bytes and not held.fallback:
+            self._returned_bytes += held.left_bytes
+            self.report_due_ns = now_ns
+
+    def drop_transfer(self, transfer: TransferId, now_ns: int) -> None:
+        """A transfer ended: return all that it holds."""
+        for held in self.grants:
+            if held.transfer == transfer:
+                self.give_back(held, now_ns)
+        self.grants = deque(held for held in self.grants if held.transfer != transfer)
+
+    def expire(self, now_ns: int) -> list[HeldGrant]:
+        """Take out and return grants whose time to begin is over."""
+        if not any(held.expires_ns <= now_ns for held in self.grants):
+            return []
+        expired = [held for held in self.grants if held.expires_ns <= now_ns]
+        self.grants = deque(held for held in self.grants if held.expires_ns > now_ns)
+        for held in expired:
+            self.give_back(held, now_ns)
+        return expired
+
+    def spend(self, held: HeldGrant, peer: AgentName, nbytes: int) -> None:
+        """A chunk is handed to a stream under ``held``."""
+        held.left_bytes -= nbytes
+        counts = self.peers.setdefault(peer, PeerCounts())
+        counts.taken_bytes += nbytes
+        if held.fallback:
+            self.fallback_bytes += nbytes
+            self._taken_before_bytes += nbytes
+        else:
+            self._taken_bytes += nbytes
+            self.granted_taken_bytes += nbytes
+        if held.left_bytes == 0:
+            self.grants.remove(held)
+
+    @property
+    def untaken_bytes(self) -> int:
+        """Granted and not handed to a stream."""
+        return sum(held.left_bytes for held in self.grants)
+
+    # ------------------------------------------------------------------------------------------------------- accounts
+
+    def progress(self, peer: AgentName, counts: PeerCounts, now_ns: int) -> None:
+        """Take in the kernel's counts for one peer's streams."""
+        counts.taken_bytes = self.peers[peer].taken_bytes if peer in self.peers else 0
+        self.peers[peer] = counts
+        self.report_due_ns = now_ns
+        self._reckon(now_ns)
+
+    def peer_gone(self, peer: AgentName, now_ns: int) -> None:
+        """A peer's streams ended: what was taken and not delivered can't be outstanding any more."""
+        counts = self.peers.pop(peer, None)
+        if counts is not None:
+            self._lost_bytes += counts.taken_bytes
+            self.report_due_ns = now_ns
+
+    def _session_share(self, cumulative_bytes: int) -> int:
+        return max(0, min(self._taken_bytes, cumulative_bytes - self._taken_before_bytes))
+
+    def backlog_bytes(self) -> int:
+        """Granted and not yet left this host."""
+        return self.untaken_bytes + sum(counts.unsent_bytes for counts in self.peers.values())
+
+    def _rate(self) -> int:
+        return max(1, self.grants[0].rate_bytes_per_s if self.grants else self._last_rate())
+
+    def _last_rate(self) -> int:
+        return self.info.rate_bytes_per_s if self.info is not None else 1
+
+    def leaves_in_ns(self) -> int:
+        """When the backlog will have left at the head grant's pace; 0 without a backlog."""
+        backlog = self.backlog_bytes()
+        return backlog * NANOS // self._rate() if backlog else 0
+
+    def _reckon(self, now_ns: int) -> None:
+        waits_ns = max(0, self.grants[0].start_ns - now_ns) if self.grants else 0
+        self._leaves_ns = now_ns + waits_ns + self.leaves_in_ns()
+
+    @property
+    def lead_due_ns(self) -> int | None:
+        """When to say that the backlog leaves, one lead time early; None: nothing to say (or said already)."""
+        if self._lead_said or not self.grants:
+            return None
+        return self._leaves_ns - self.grants[-1].lead_ns
+
+    def say_lead(self, now_ns: int) -> None:
+        """The lead time has come: a report is due."""
+        self._lead_said = True
+        self.report_due_ns = now_ns
+
+    def report(self, now_ns: int) -> Report | None:
+        """The report that is due, or None when nothing has changed since the last one."""
+        self.report_due_ns = None
+        live = list(self.peers.values())
+        left = self._lost_bytes + sum(c.left_bytes for c in live)
+        delivered = self._lost_bytes + sum(c.delivered_bytes for c in live)
+        leaves_in_ns = self.leaves_in_ns()
+        if leaves_in_ns and self.grants:
+            leaves_in_ns += max(0, self.grants[0].start_ns - now_ns)
+        report = Report(
+            link=self.link,
+            left_bytes=self._session_share(left),
+            delivered_bytes=self._session_share(delivered),
+            returned_bytes=self._returned_bytes,
+            unscheduled_bytes=self.unscheduled_bytes,
+            fallback_bytes=self.fallback_bytes,
+            backlog_bytes=self.backlog_bytes(),
+            leaves_in_ns=leaves_in_ns,
+            srtt_ns=max((c.srtt_ns for c in live), default=0),
+            min_rtt_ns=min((c.min_rtt_ns for c in live if c.min_rtt_ns), default=0),
+            retransmits=sum(c.retransmits for c in live),
+            delivery_rate_bytes_per_s=sum(c.delivery_rate_bytes_per_s for c in live),
+            limited=self._limited and bool(self.grants),
+        )
+        self._limited = bool(self.backlog_bytes())
+        if report == self._reported:
+            return None
+        self._reported = report
+        return report

@@ -1,0 +1,321 @@
+"""The receiving half of an agent: from a peer's offer to the trainer's release.
+
+Messages of one sending endpoint are told to the receiving trainer in the order in which they were offered, even when memory
+for them is found in another order. A message is acknowledged when every chunk of it is verified and in the trainer's
+arena, and not before; an acknowledgement that gets lost is given again when the message is offered again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from proxyd.core.effects import (
+    AgentEffect,
+    AllocateBlock,
+    FreeBlock,
+    TellBlock,
+    TellExpect,
+    TellLanded,
+    TellOffered,
+    TellRecvFailed,
+    TellSendDone,
+    TellSendFailed,
+    ToPeer,
+)
+from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.transfer import Incoming, RecvInput, RecvState
+from proxyd.wire import peer as wire
+from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TrafficClass
+
+DELIVERED_REMEMBERED = 4096
+"""Delivered transfers kept, so that an offer repeated after a lost acknowledgement is acknowledged and not delivered twice."""
+LOCAL_CHUNK_BYTES = 1 << 20
+
+
+class Receiver:
+    """Incoming transfers of one agent."""
+
+    def __init__(self, clients: dict[EndpointName, int], effects: list[AgentEffect]) -> None:
+        self.clients = clients
+        """Local endpoints and their incarnations; shared with the machine."""
+        self.effects = effects
+        self.transfers: dict[TransferId, Incoming] = {}
+        self.delivered: OrderedDict[TransferId, int] = OrderedDict()
+        self._untold: dict[tuple[EndpointName, EndpointName], deque[TransferId]] = {}
+        """Per (source, destination): offered and not told yet, in order."""
+        self._denied: dict[EndpointName, deque[TransferId]] = {}
+        """Per destination: accepted messages for which there was no memory."""
+        self.corrupt_chunks = 0
+        self.received_bytes = 0
+
+    # ---------------------------------------------------------------------------------------------------- from the sender
+
+    def offered(self, peer: AgentName, transfer: TransferId, offer: wire.Offer) -> None:
+        """A peer offers a message."""
+        envelope = offer.envelope
+        if transfer in self.delivered:
+            self._answer(peer, transfer, wire.Ack(self.delivered[transfer], 0))
+            return
+        if transfer in self.transfers:
+            return  # a repeated offer of one that is under way
+        problem = _problem_of(offer)
+        if problem is not None:
+            self._answer(peer, transfer, wire.Fail(ErrorCode.PROTOCOL, problem, 0))
+            return
+        incarnation = self.clients.get(envelope.destination)
+        if incarnation is None or offer.dst_incarnation not in (0, incarnation):
+            life = "is not connected to this agent" if incarnation is None else "was restarted: this life of it is over"
+            self._answer(peer, transfer, wire.Fail(ErrorCode.PEER_LOST, f"{envelope.destination} {life}", 0))
+            return
+        incoming = Incoming(transfer, envelope, peer, offer.chunk_bytes, offer.eager)
+        self._take_in(incoming)
+
+    def handed_over(self, transfer: TransferId, envelope: Envelope) -> None:
+        """A message between two trainers of this agent: its block is handed over."""
+        self._take_in(Incoming(transfer, envelope, None, LOCAL_CHUNK_BYTES, eager=True))
+
+    def _take_in(self, incoming: Incoming) -> None:
+        envelope = incoming.envelope
+        self.transfers[incoming.transfer] = incoming
+        self._untold.setdefault((envelope.source, envelope.destination), deque()).append(incoming.transfer)
+        if incoming.nbytes == 0:
+            # Empty: complete as it is, delivered in order, without memory or a slot.
+            incoming.allocated()
+            incoming.step(RecvInput.ALLOCATED)
+        elif incoming.eager:
+            self._allocate(incoming)
+        self._tell_in_order(envelope)
+        if incoming.nbytes == 0:
+            self._complete(incoming, 0)
+
+    def _allocate(self, incoming: Incoming) -> None:
+        local = incoming.peer is None
+        effect = AllocateBlock(
+            incoming.transfer, incoming.envelope.destination, incoming.nbytes, incoming.chunk_bytes, local
+        )
+        self.effects.append(effect)
+
+    def _tell_in_order(self, envelope: Envelope) -> None:
+        key = (envelope.source, envelope.destination)
+        waiting = self._untold.get(key)
+        while waiting:
+            incoming = self.transfers.get(waiting[0])
+            if incoming is None:
+                waiting.popleft()
+                continue
+            if incoming.eager and not incoming.has_memory:
+                return  # its allocation is still to be answered; later ones wait behind it
+            waiting.popleft()
+            incoming.told = True
+            self.effects.append(
+                TellOffered(envelope.destination, incoming.transfer, incoming.envelope, incoming.has_memory)
+            )
+            if incoming.prefix_bytes and incoming.peer is not None:
+                self._tell_landed(incoming)
+            if incoming.peer is None and incoming.landed_bytes:
+                self._tell_landed(incoming)
+        self._untold.pop(key, None)
+
+    def expected(self, transfer: TransferId, frame: wire.Expect) -> None:
+        """A prediction for the receiving trainer."""
+        incoming = self.transfers.get(transfer)
+        if incoming is not None and incoming.told:
+            destination = incoming.envelope.destination
+            self.effects.append(TellExpect(destination, transfer, frame.finish_in_ns, frame.uncertainty_ns))
+
+    def cancelled(self, transfer: TransferId, frame: wire.Cancel) -> None:
+        """The sender gave the message up."""
+        incoming = self.transfers.get(transfer)
+        if incoming is not None and incoming.state is not RecvState.LANDED:
+            code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
+            self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {frame.message}")
+
+    # -------------------------------------------------------------------------------------------------------------- memory
+
+    def allocated(self, transfer: TransferId) -> None:
+        """Memory was found."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None:
+            return
+        was_told = incoming.told
+        incoming.allocated()
+        incoming.step(RecvInput.ALLOCATED)
+        if was_told:
+            self.effects.append(TellBlock(incoming.envelope.destination, transfer))
+            if incoming.peer is not None:
+                self._answer(incoming.peer, transfer, wire.Credit())
+        else:
+            self._tell_in_order(incoming.envelope)
+
+    def denied(self, transfer: TransferId, reason: str, permanent: bool) -> None:
+        """No memory: now, or ever."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None:
+            return
+        if permanent:
+            self._refuse(incoming, ErrorCode.RESOURCE, f"{incoming.envelope.describe()}: {reason}")
+            return
+        if incoming.eager and not incoming.told:
+            incoming.eager = False
+            if incoming.peer is not None:
+                self._answer(incoming.peer, transfer, wire.TurnedDown(reason[:1024]))
+            self._tell_in_order(incoming.envelope)
+            return
+        self._denied.setdefault(incoming.envelope.destination, deque()).append(transfer)
+
+    def memory_freed(self, endpoint: EndpointName) -> None:
+        """Ask again for what was denied, oldest first."""
+        for transfer in self._denied.pop(endpoint, deque()):
+            incoming = self.transfers.get(transfer)
+            if incoming is not None and incoming.state is RecvState.WANTED:
+                self._allocate(incoming)
+
+    # -------------------------------------------------------------------------------------------------------- from the client
+
+    def accepted(self, transfer: TransferId) -> None:
+        """A posted receive matched a message that has no memory yet."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None or incoming.state is not RecvState.OFFERED or incoming.eager:
+            return
+        incoming.step(RecvInput.ACCEPTED)
+        self._allocate(incoming)
+
+    def released(self, transfer: TransferId) -> None:
+        """The trainer needs the block no longer."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None or incoming.state is not RecvState.LANDED:
+            return
+        incoming.step(RecvInput.RELEASED)
+        del self.transfers[transfer]
+        self._free(incoming)
+        if incoming.peer is None:
+            self.effects.append(TellSendDone(incoming.envelope.source, transfer))
+
+    def _free(self, incoming: Incoming) -> None:
+        envelope = incoming.envelope
+        if incoming.nbytes and incoming.has_memory:
+            self.effects.append(FreeBlock(incoming.transfer, envelope.destination))
+        if incoming.eager and incoming.peer is not None and incoming.nbytes:
+            frame = wire.EagerReturned(envelope.job, envelope.src_rank, envelope.dst_rank, incoming.nbytes)
+            self.effects.append(ToPeer(incoming.peer, True, wire.NO_TRANSFER, frame))
+
+    # ------------------------------------------------------------------------------------------------------------------ data
+
+    def chunk(self, transfer: TransferId, offset: int, length: int, good: bool, now_ns: int) -> None:
+        """A chunk is in place."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None or incoming.state is not RecvState.LANDING or incoming.peer is None:
+            return
+        if not good:
+            self.corrupt_chunks += 1
+            self._answer(incoming.peer, transfer, wire.Nack(offset, length))
+            return
+        before = incoming.prefix_chunks
+        if not incoming.mark(offset, length, now_ns):
+            return
+        self.received_bytes += length
+        if incoming.complete:
+            self._complete(incoming, incoming.last_arrival_ns - incoming.first_arrival_ns)
+        elif incoming.prefix_chunks != before:
+            self._tell_landed(incoming)
+
+    def local_filled(self, transfer: TransferId, filled_bytes: int) -> None:
+        """More of a handed-over block holds its message."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None or incoming.peer is not None or incoming.state is not RecvState.LANDING:
+            return
+        if not incoming.landed_bytes < filled_bytes <= incoming.nbytes:
+            return
+        incoming.landed_bytes = filled_bytes
+        if incoming.complete:
+            self._complete(incoming, 0)
+        else:
+            self._tell_landed(incoming)
+
+    def _complete(self, incoming: Incoming, arrival_span_ns: int) -> None:
+        incoming.step(RecvInput.COMPLETE)
+        self._tell_landed(incoming)
+        if incoming.peer is None:
+            if incoming.nbytes == 0:
+                self.effects.append(TellSendDone(incoming.envelope.source, incoming.transfer))
+                del self.transfers[incoming.transfer]
+            return
+        self.delivered[incoming.transfer] = incoming.nbytes
+        if len(self.delivered) > DELIVERED_REMEMBERED:
+            self.delivered.popitem(last=False)
+        self._answer(incoming.peer, incoming.transfer, wire.Ack(incoming.nbytes, arrival_span_ns))
+        if incoming.nbytes == 0:
+            del self.transfers[incoming.transfer]
+
+    def _tell_landed(self, incoming: Incoming) -> None:
+        if incoming.told:
+            nbytes = incoming.landed_bytes if incoming.peer is None else incoming.prefix_bytes
+            self.effects.append(TellLanded(incoming.envelope.destination, incoming.transfer, nbytes))
+
+    # --------------------------------------------------------------------------------------------------------------- failing
+
+    def _answer(self, peer: AgentName, transfer: TransferId, frame: wire.Frame) -> None:
+        self.effects.append(ToPeer(peer, True, transfer, frame))
+
+    def _refuse(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
+        """End a message from this side: the sender hears it, and the trainer if it was told of the message."""
+        if incoming.peer is not None:
+            self._answer(incoming.peer, incoming.transfer, wire.Fail(code, message[:2048], incoming.landed_bytes))
+        else:
+            self.effects.append(TellSendFailed(incoming.envelope.source, incoming.transfer, code, message, 0))
+        self._fail(incoming, code, message)
+
+    def _fail(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
+        incoming.step(RecvInput.FAILED)
+        del self.transfers[incoming.transfer]
+        destination = incoming.envelope.destination
+        if incoming.told and destination in self.clients:
+            done = incoming.landed_bytes
+            self.effects.append(TellRecvFailed(destination, incoming.transfer, code, message, done))
+        self._free(incoming)
+        self._tell_in_order(incoming.envelope)
+
+    def client_gone(self, endpoint: EndpointName, reason: str) -> None:
+        """The receiving trainer ended: free its blocks, tell the senders of what had not arrived."""
+        for incoming in [i for i in self.transfers.values() if i.envelope.destination == endpoint]:
+            if incoming.state is RecvState.LANDED:
+                self.released(incoming.transfer)
+            else:
+                self._refuse(incoming, ErrorCode.PEER_LOST, f"{incoming.envelope.describe()}: receiver gone: {reason}")
+        self._denied.pop(endpoint, None)
+
+    def source_gone(self, endpoint: EndpointName, reason: str) -> None:
+        """A local sending trainer ended: what it was still filling for another local trainer can't be completed."""
+        for incoming in [i for i in self.transfers.values() if i.peer is None and i.envelope.source == endpoint]:
+            if incoming.state is not RecvState.LANDED:
+                self._fail(incoming, ErrorCode.PEER_LOST, f"{incoming.envelope.describe()}: sender gone: {reason}")
+
+    def cancel_local(self, transfer: TransferId) -> bool:
+        """A local sender gives up a handed-over message. False: too late, it is complete."""
+        incoming = self.transfers.get(transfer)
+        if incoming is None or incoming.state is RecvState.LANDED:
+            return False
+        self._refuse(incoming, ErrorCode.CANCELLED, f"{incoming.envelope.describe()}: cancelled by the sender")
+        return True
+
+    def inbound_closed(self, peer: AgentName, reason: str) -> None:
+        """A peer's connections ended: its unfinished messages can't be completed (not resumed yet)."""
+        for incoming in [i for i in self.transfers.values() if i.peer == peer]:
+            if incoming.state is not RecvState.LANDED:
+                text = (
+                    f"{incoming.envelope.describe()}: the connection from agent {peer} ended after "
+                    f"{incoming.landed_bytes} of {incoming.nbytes} bytes: {reason}. The sender has to send it again"
+                )
+                self._fail(incoming, ErrorCode.PEER_LOST, text)
+
+
+def _problem_of(offer: wire.Offer) -> str | None:
+    """What is wrong with an offer's figures, in words; None: nothing."""
+    if offer.envelope.nbytes > MAX_TRANSFER_BYTES:
+        return f"a message of {offer.envelope.nbytes} bytes is above the limit of {MAX_TRANSFER_BYTES}"
+    if not wire.MIN_CHUNK_BYTES <= offer.chunk_bytes <= wire.MAX_CHUNK_BYTES:
+        limits = f"{wire.MIN_CHUNK_BYTES} to {wire.MAX_CHUNK_BYTES}"
+        return f"a chunk size of {offer.chunk_bytes} bytes is outside {limits}"
+    if offer.envelope.traffic not in TrafficClass._value2member_map_:
+        return f"traffic class {offer.envelope.traffic} is unknown"
+    return None
