@@ -1,0 +1,215 @@
+"""Metrics for Prometheus: families as plain values, read at each scrape, and the small HTTP server that shows them.
+
+Nothing is counted here. A daemon hands over a function that turns its status into :class:`MetricFamily` values; so the
+figures that a scrape shows are those that the machine decides by. Units are Prometheus' base units (seconds, bytes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import dataclasses
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+
+from proxyd import __version__
+from proxyd.core.errors import ListenError
+from proxyd.runtime.addresses import Address
+
+log = logging.getLogger("proxyd.metrics")
+
+Labels = Mapping[str, str]
+
+MAX_REQUEST_BYTES = 8 << 10
+REQUEST_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 32
+MAX_LABEL_SETS = 1024
+"""More series than this in one family means that somebody invents names; the rest is left out, and counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One series. ``suffix``: only histograms need one (``_bucket``, ``_sum``, ``_count``)."""
+
+    labels: Labels
+    value: float
+    suffix: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """All series of one name. A counter's name ends in ``_total``."""
+
+    name: str
+    help: str
+    type: Literal["counter", "gauge", "histogram"]
+    samples: Sequence[Sample]
+
+
+Collect = Callable[[], Iterable[MetricFamily]]
+
+
+def counter(name: str, help_text: str, values: Iterable[tuple[Labels, float]]) -> MetricFamily:
+    """A family of totals."""
+    return MetricFamily(name, help_text, "counter", [Sample(labels, value) for labels, value in values])
+
+
+def gauge(name: str, help_text: str, values: Iterable[tuple[Labels, float]]) -> MetricFamily:
+    """A family of values of now."""
+    return MetricFamily(name, help_text, "gauge", [Sample(labels, value) for labels, value in values])
+
+
+def build_info(role: str) -> MetricFamily:
+    """Which version runs, and as what."""
+    return gauge("proxyd_build_info", "Version and role; always 1.", [({"version": __version__, "role": role}, 1)])
+
+
+class Histogram:
+    """Counts observations by upper bound; for what a status cannot hold (a distribution of waits)."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def samples(self, labels: Labels) -> Iterator[Sample]:
+        """As Prometheus wants it: cumulative buckets, then count and sum."""
+        names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        for name, total in zip(names, itertools.accumulate(self._counts), strict=True):
+            yield Sample({**labels, "le": name}, total, "_bucket")
+        yield Sample(labels, sum(self._counts), "_count")
+        yield Sample(labels, self._sum, "_sum")
+
+
+class _Collector:
+    """Bridges ``collect`` to prometheus_client."""
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._collect():
+            base = family.name.removesuffix("_total") if family.type == "counter" else family.name
+            metric = Metric(base, family.help, family.type)
+            for sample in family.samples[:MAX_LABEL_SETS]:
+                metric.add_sample(family.name + sample.suffix, dict(sample.labels), sample.value)
+            if len(family.samples) > MAX_LABEL_SETS:
+                log.warning("metric %s has %d series; shown are %d", family.name, len(family.samples), MAX_LABEL_SETS)
+            yield metric
+
+
+def make_registry(collect: Collect) -> CollectorRegistry:
+    """A registry of its own: ``collect``'s families and the process's (memory, CPU, descriptors)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(collect))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def listen_tcp(address: Address, what: str) -> socket.socket:
+    """A listening TCP socket at ``address``, or the inherited one of ``fd:N``. Raises ListenError.
+
+    An inherited socket stays in the network namespace that it was made in: that is how a daemon inside a namespace can
+    be scraped from outside.
+    """
+    try:
+        if address.is_fd:
+            inherited = socket.socket(fileno=address.fd)
+            inherited.setblocking(False)
+            return inherited
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen on {address} for {what}",
+            why=(error.strerror or str(error)).lower(),
+            next_step="Stop what uses it, or choose another address",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+class MetricsServer:
+    """``GET /metrics`` and ``GET /healthz`` on the daemon's own loop: a loop that hangs answers neither.
+
+    :param address: ``host:port`` (port 0: any) or ``fd:N``.
+    """
+
+    def __init__(self, address: Address, collect: Collect) -> None:
+        self._listener = listen_tcp(address, "metrics")
+        self._registry = make_registry(collect)
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    @property
+    def url(self) -> str:
+        """Where to scrape."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+    async def start(self) -> None:
+        """Accept from now on."""
+        self._server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_REQUEST_BYTES)
+
+    async def close(self) -> None:
+        """Stop listening; answers under way are cut."""
+        if self._server is not None:
+            self._server.close()
+        else:
+            self._listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open <= MAX_CONNECTIONS:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    request = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(request.decode("latin-1")))
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
+            log.debug("metrics: a scrape broke off")
+        finally:
+            self._open -= 1
+            writer.close()
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await writer.wait_closed()
+
+    def _answer(self, request: str) -> bytes:
+        line, *headers = request.split("\r\n")
+        method, _, rest = line.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", b"only GET\n", "text/plain")
+        if path == "/healthz":
+            return _response("200 OK", b"ok\n", "text/plain")
+        if path not in ("/", "/metrics"):
+            return _response("404 Not Found", b"try /metrics\n", "text/plain")
+        accept = next((h.partition(":")[2].strip() for h in headers if h.lower().startswith("accept:")), "")
+        encode, content_type = choose_encoder(accept)
+        try:
+            body = encode(self._registry)
+        except Exception:
+            # A figure that cannot be told must not end a daemon that works; the scraper sees that it failed.
+            log.exception("metrics: collecting failed")
+            return _response("500 Internal Server Error", b"collecting failed; see the log\n", "text/plain")
+        return _response("200 OK", body, content_type)
+
+
+def _response(status: str, body: bytes, content_type: str) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
