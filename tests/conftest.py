@@ -6,9 +6,9 @@ under ``CI=true``: there a silent skip would look like a pass, so the test runs 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -30,15 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)  # stable: the order inside a room stays
 
 
+@functools.cache
 def _without_netns() -> str | None:
     """Why network namespaces cannot be had here, or None."""
-    if shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
-        return "the command `ip` is missing (package iproute2)"
-    if not os.path.exists("/dev/net/tun"):
-        return "/dev/net/tun is missing"
-    if os.geteuid() != 0:
-        return "not root"
-    return None
+    from proxyd.wan.topology import available
+
+    return available()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,6 +7,9 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration file (TOML); else $PROXYD_CONFIG")
+    parser.add_argument(
+        "--ready-fd", metavar="N", type=int, help="write one line, READY {json}, to this descriptor once it accepts"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,4 +21,4 @@ def run(args: argparse.Namespace) -> int:
     setup_logging(config.log.level, config.log.format)
     from proxyd.coordinator import daemon
 
-    return daemon.run(config)
+    return daemon.run(config, ready_fd=args.ready_fd)
