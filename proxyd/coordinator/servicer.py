@@ -1,0 +1,228 @@
+"""Sessions of agents: gRPC streams on one side, events and effects of the coordinator machine on the other.
+
+Each session is a reader (stream -> events), a queue and a writer (queue -> stream). Effects only append to queues, so
+the machine never waits for a network; all that one tick of the loop produced for one agent travels in one batch. An
+agent that does not read is cut off: by the length of its queue, or by a write that does not finish.
+
+What a peer is told when its session ends is text that was written for it; never that of an exception from inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+import itertools
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from proxyd.core.effects import CoordinatorEffect, ToAgent
+from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened
+from proxyd.core.messages import CoordinatorMessage, Welcome
+from proxyd.runtime import translate
+from proxyd.runtime.logs import fields
+from proxyd.v1 import coordination_pb2 as pb
+from proxyd.v1.coordination_pb2_grpc import CoordinationServicer
+from proxyd.wire.auth import NONCE_BYTES, token_mac
+
+log = logging.getLogger("proxyd.coordinator")
+
+HELLO_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 10.0
+MAX_QUEUED_MESSAGES = 50_000
+MAX_BATCH_MESSAGES = 2_000
+MAX_STRANGERS = 256
+"""Streams that have not said hello yet: each costs a few KiB, for at most ``HELLO_TIMEOUT_S``."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Refuse(Exception):
+    """End the session with this status; the text is for the peer's eyes."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclasses.dataclass(eq=False)
+class _Session:
+    number: int
+    sign: Callable[[Welcome], bytes]
+    queue: list[CoordinatorMessage] = dataclasses.field(default_factory=list)
+    wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    end: _Refuse | None = None
+
+    def finish(self, code: grpc.StatusCode, text: str) -> None:
+        """Send what is queued, then end. The first reason stands."""
+        if self.end is None:
+            self.end = _Refuse(code, text)
+        self.wake.set()
+
+
+class SessionServicer(CoordinationServicer):
+    """The Coordination service.
+
+    :param token: the shared secret; empty: none is needed.
+    :param on_event: takes SessionOpened, SessionMessage, SessionClosed; it must not raise.
+    """
+
+    def __init__(self, token: bytes, on_event: Callable[[CoordinatorEvent], None]) -> None:
+        self._token = token
+        self._on_event = on_event
+        self._numbers = itertools.count(1)
+        self._sessions: dict[int, _Session] = {}
+        self._strangers = 0
+        self._stopping = False
+
+    @property
+    def open_sessions(self) -> int:
+        """Authenticated sessions that stand now."""
+        return len(self._sessions)
+
+    def perform(self, effects: Sequence[CoordinatorEffect]) -> None:
+        """Carry out the machine's effects. A session that ended meanwhile is passed over: its SessionClosed follows."""
+        for effect in effects:
+            session = self._sessions.get(effect.session)
+            if session is None:
+                continue
+            if isinstance(effect, ToAgent):
+                session.queue.append(effect.message)
+                session.wake.set()
+                if len(session.queue) > MAX_QUEUED_MESSAGES:
+                    session.queue.clear()
+                    session.finish(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        f"the agent does not read: {MAX_QUEUED_MESSAGES} messages wait for it",
+                    )
+            else:
+                session.finish(grpc.StatusCode.ABORTED, effect.reason)
+
+    async def stop(self) -> None:
+        """End all sessions with UNAVAILABLE ("come back"); new ones are refused."""
+        self._stopping = True
+        for session in self._sessions.values():
+            session.finish(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+
+    async def Session(self, request_iterator: AsyncIterator[pb.AgentBatch], context: _Context) -> None:  # type: ignore[override] # the read/write form
+        """One agent's session, from its first byte to its last."""
+        try:
+            await self._serve(context)
+        except _Refuse as refusal:
+            log.info("session of %s ends: %s", context.peer(), refusal.text)
+            await context.abort(refusal.code, refusal.text)
+        except translate.TranslateError as error:
+            log.warning("session of %s broke the protocol: %s", context.peer(), error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            log.exception("session of %s: internal error", context.peer())
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has it")
+
+    async def _serve(self, context: _Context) -> None:
+        if self._stopping:
+            raise _Refuse(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+        if self._strangers >= MAX_STRANGERS:
+            raise _Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STRANGERS} sessions wait for their hello already")
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                signed, sign = await self._greet(context)
+        except TimeoutError:
+            raise _Refuse(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+        finally:
+            self._strangers -= 1
+        session = _Session(next(self._numbers), sign)
+        self._sessions[session.number] = session
+        agent = str(signed.hello.agent)
+        log.info("session opened", extra=fields(agent=agent, session=session.number, peer=context.peer()))
+        reason = "the connection was lost"
+        try:
+            self._on_event(SessionOpened(session.number, signed.hello))
+            reason = await self._run(session, context)
+        except _Refuse as refusal:
+            reason = refusal.text
+            raise
+        except translate.TranslateError as error:
+            reason = str(error)
+            raise
+        finally:
+            del self._sessions[session.number]
+            log.info("session closed: %s", reason, extra=fields(agent=agent, session=session.number))
+            self._on_event(SessionClosed(session.number, reason))
+
+    async def _greet(self, context: _Context) -> tuple[translate.SignedHello, Callable[[Welcome], bytes]]:
+        """Challenge and hello; answers the hello and how to sign the Welcome."""
+        challenge = secrets.token_bytes(NONCE_BYTES)
+        await context.write(translate.challenge_batch(challenge))
+        signed = translate.read_hello(await _read(context))
+        expected = token_mac(self._token, "dial", challenge, signed.nonce, str(signed.hello.agent))
+        if not hmac.compare_digest(expected, signed.mac):
+            raise _Refuse(grpc.StatusCode.UNAUTHENTICATED, _why_unauthenticated(self._token, signed))
+
+        def sign(welcome: Welcome) -> bytes:
+            return token_mac(self._token, "accept", challenge, signed.nonce, welcome.coordinator)
+
+        return signed, sign
+
+    async def _run(self, session: _Session, context: _Context) -> str:
+        """Until the agent hangs up (answers the reason) or the session is to be ended (raises)."""
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read_all(session, context))
+        writer = loop.create_task(self._write_all(session, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            # What the reader found is the cause; a writer that failed with it is only the consequence.
+            return reader.result() if reader.done() else writer.result()
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read_all(self, session: _Session, context: _Context) -> str:
+        while True:
+            batch = await context.read()
+            if not isinstance(batch, pb.AgentBatch):
+                return "the agent ended the session"
+            for message in translate.agent_messages(batch):
+                self._on_event(SessionMessage(session.number, message))
+
+    async def _write_all(self, session: _Session, context: _Context) -> str:
+        while True:
+            await session.wake.wait()
+            session.wake.clear()
+            while session.queue:
+                messages = session.queue[:MAX_BATCH_MESSAGES]
+                del session.queue[:MAX_BATCH_MESSAGES]
+                try:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await context.write(translate.coordinator_batch(messages, session.sign))
+                except TimeoutError:
+                    raise _Refuse(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED, f"the agent took nothing for {WRITE_TIMEOUT_S:g} s"
+                    ) from None
+            if session.end is not None:
+                raise session.end
+
+
+def _why_unauthenticated(token: bytes, signed: translate.SignedHello) -> str:
+    agent = signed.hello.agent
+    if not token:
+        return f"agent {agent} has a token and this coordinator has none; give both the same token_file"
+    if not signed.mac:
+        return f"agent {agent} has no token and this coordinator needs one; set token_file in its [agent]"
+    return f"agent {agent} has another token than this coordinator; give both the same token_file"
+
+
+async def _read(context: _Context) -> pb.AgentBatch:
+    batch = await context.read()
+    if not isinstance(batch, pb.AgentBatch):
+        raise _Refuse(grpc.StatusCode.CANCELLED, "the agent hung up before its hello")
+    return batch
