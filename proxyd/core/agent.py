@@ -138,7 +138,7 @@ class AgentMachine:
         link = LinkName(self.config.agent.site, entry.agent.site)
         if link.is_local:
             return PathState(str(link), "local", 0, 0, 0, 0, 0, "")
-        book = self.sender.links.get(link)
+        book = self.sender.asking.links.get(link)
         info = book.info if book is not None else None
         if book is None or info is None:
             return PathState(str(link), "none", 0, 0, 0, 0, 0, f"no coordinator that owns {link} has been heard")
@@ -160,7 +160,7 @@ class AgentMachine:
                 book.backlog_bytes(),
                 len(book.asked),
             )
-            for _, book in sorted(self.sender.links.items())
+            for _, book in sorted(self.sender.asking.links.items())
         )
         sender = self.sender
         return AgentStatus(
@@ -187,7 +187,7 @@ class AgentMachine:
             case ev.ChunkArrived():
                 receiver.chunk(event.transfer, event.offset, event.length, event.good, now_ns)
             case ev.SendProgress():
-                sender.progress(event, now_ns)
+                sender.asking.progress(event, now_ns)
             case ev.TimePassed():
                 pass
             case ev.SendPosted():
@@ -201,7 +201,9 @@ class AgentMachine:
             case ev.SendCancelled():
                 self._cancelled(event.transfer, now_ns)
             case ev.SendAnnounced():
-                sender.announce(event.envelope, event.ready_in_ns)
+                sender.asking.announce(
+                    event.envelope, self._directory.get(event.envelope.destination), event.ready_in_ns
+                )
             case ev.RecvAccepted():
                 receiver.accepted(event.transfer)
             case ev.RecvReleased():
@@ -236,7 +238,7 @@ class AgentMachine:
             case ev.CoordinatorSaid():
                 self._coordinator_said(event, now_ns)
             case ev.CoordinatorLost():
-                sender.session_lost(event.address, event.reason)
+                sender.asking.session_lost(event.address, event.reason)
             case ev.Stopping():
                 self._stopping(event, now_ns)
 
@@ -287,7 +289,7 @@ class AgentMachine:
             else:
                 text = f"{out.envelope.describe()}: the sending process is gone: {reason}"
                 self.sender.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
-        for address, session in self.sender.sessions.items():
+        for address, session in self.sender.asking.sessions.items():
             if session.alive:
                 self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
         self._directory_changed("", Directory((), ((endpoint, incarnation, reason),), full=False), now_ns)
@@ -346,12 +348,12 @@ class AgentMachine:
         self.sender.session_began(event.address, event.message, now_ns)
 
     def _coordinator_said(self, event: ev.CoordinatorSaid, now_ns: int) -> None:
-        self.sender.heard(event.address, now_ns)
+        self.sender.asking.heard(event.address, now_ns)
         match event.message:
             case Grant():
-                self.sender.granted(event.message, now_ns)
+                self.sender.asking.granted(event.message, now_ns)
             case Queued():
-                self.sender.queued(event.message, now_ns)
+                self.sender.asking.queued(event.message, now_ns)
             case Denied():
                 out = self.sender.transfers.get(event.message.transfer)
                 if out is not None:
@@ -366,13 +368,13 @@ class AgentMachine:
 
     def _beat(self, address: str, beat: Beat) -> None:
         for link, rate_bytes_per_s in beat.fallback:
-            self.sender.set_fallback(address, link, rate_bytes_per_s)
+            self.sender.asking.set_fallback(address, link, rate_bytes_per_s)
         for info in beat.links:
             self._update_link(info)
 
     def _update_link(self, info: LinkInfo) -> None:
         if info.link.src_site == self.config.agent.site:
-            self.sender.update_link(info)
+            self.sender.asking.update_link(info)
 
     def _directory_changed(
         self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False
@@ -386,7 +388,7 @@ class AgentMachine:
         changes = self._directory.update(address, message)
         if tell_coordinators:
             for entry in changes.came:
-                for name, session in self.sender.sessions.items():
+                for name, session in self.sender.asking.sessions.items():
                     if session.alive:
                         self._effects.append(ToCoordinator(name, EndpointUp(entry.endpoint, entry.incarnation)))
         locals_ = sorted(self._clients, key=lambda e: (e.job, e.rank))

@@ -1,0 +1,447 @@
+"""Asking for slots and holding them: an agent's side of the granting.
+
+One :class:`~proxyd.core.linkbook.LinkBook` per link keeps grants and accounts; this file decides what to ask of which
+coordinator, which chunk spends which grant, and what happens when the coordinator falls silent: after half a second the
+agent goes on by itself at the rate that the last beat handed to it (the sum of these rates over all agents stays under the
+link), most urgent class first; an agent that was never handed a rate fails what waits, with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from proxyd.core.agent_config import AgentConfig
+from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, TellSendState, ToCoordinator, ToPeer, WantPeer
+from proxyd.core.events import SendProgress
+from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.linkbook import FALLBACK_AFTER_NS, FALLBACK_SLICE_NS, NANOS, HeldGrant, LinkBook, PeerCounts
+from proxyd.core.messages import (
+    Announce,
+    CancelRequest,
+    DirectoryEntry,
+    Grant,
+    LinkInfo,
+    Queued,
+    Request,
+    TransferDone,
+    Welcome,
+)
+from proxyd.core.transfer import PHASES, Outgoing, SendInput, SendState
+from proxyd.wire import peer as wire
+from proxyd.wire.client import SendPhase
+from proxyd.wire.envelope import Envelope, ErrorCode
+
+ANNOUNCEMENTS_PER_CHANNEL = 4096
+"""Announcements kept for messages that were never posted (a shorter last batch, say); the oldest go first."""
+
+Channel = tuple[str, int, int, str, int]
+"""(job, source rank, destination rank, group, tag)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Peer:
+    """A peer agent as a destination."""
+
+    name: AgentName
+    wanted: WantPeer | None = None
+    connected: bool = False
+    eager_bytes: int = 0
+    last_error: str = "not connected yet"
+    free: deque[TransferId] = dataclasses.field(default_factory=deque)
+    """Transfers with chunks to send that need no grant."""
+    pace_bytes_per_s: int = -1
+
+
+@dataclasses.dataclass(slots=True)
+class Session:
+    """A control session with a coordinator."""
+
+    address: str
+    welcome: Welcome
+    alive: bool
+    reason: str = ""
+
+
+def _channel(envelope: Envelope) -> Channel:
+    return (envelope.job, envelope.src_rank, envelope.dst_rank, envelope.group, envelope.tag)
+
+
+class Asking:
+    """Requests, grants and fallback of one agent. Shares ``transfers`` and ``peers`` with the sender."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        transfers: dict[TransferId, Outgoing],
+        peers: dict[AgentName, Peer],
+        effects: list[AgentEffect],
+        cancel: Callable[[Outgoing, ErrorCode, str, int], None],
+    ) -> None:
+        self.config = config
+        self.transfers = transfers
+        self.peers = peers
+        self.effects = effects
+        self.links: dict[LinkName, LinkBook] = {}
+        self.sessions: OrderedDict[str, Session] = OrderedDict()
+        self._cancel = cancel
+        self._announced: dict[Channel, deque[int]] = {}
+        self._next_announcement = 1
+
+    # ------------------------------------------------------------------------------------------------------ coordinators
+
+    def book(self, link: LinkName) -> LinkBook:
+        book = self.links.get(link)
+        if book is None:
+            book = self.links[link] = LinkBook(link)
+            session = self._owner(link)
+            if session is not None:
+                # Not heard yet, in the sense of its beats: a link that nobody used has no silence to count from.
+                info = next((i for i in session.welcome.links if i.link == link), None)
+                book.begin_session(session.address, session.welcome.epoch, info, 0)
+        return book
+
+    def _owner(self, link: LinkName) -> Session | None:
+        for session in self.sessions.values():
+            if session.alive and owns_link(session.welcome.owns, link):
+                return session
+        return None
+
+    def session_began(self, address: str, welcome: Welcome, now_ns: int) -> None:
+        """A control session stands: take its links over, ask again for all that waits on them."""
+        self.sessions[address] = Session(address, welcome, alive=True)
+        infos = {info.link: info for info in welcome.links}
+        for link in infos:
+            self.book(link)
+        for book in self.links.values():
+            owner = self._owner(book.link)
+            if owner is None or owner.address != address:
+                continue
+            for held in book.begin_session(address, welcome.epoch, infos.get(book.link), now_ns):
+                if (out := self.transfers.get(held.transfer)) is not None:
+                    self._returned(out, held)
+            for out in self.transfers.values():
+                if out.link == book.link and not out.free:
+                    out.session_base_bytes = out.granted_bytes
+                    if out.state in (SendState.QUEUED, SendState.SENDING):
+                        self.request(out)
+
+    def session_lost(self, address: str, reason: str) -> None:
+        """A control session ended; silence starts to count for its links."""
+        session = self.sessions.get(address)
+        if session is not None:
+            session.alive = False
+            session.reason = reason
+
+    def heard(self, address: str, now_ns: int) -> None:
+        """Any word of a coordinator is a sign of life for its links."""
+        for book in self.links.values():
+            if book.coordinator == address:
+                book.last_heard_ns = now_ns
+
+    def update_link(self, info: LinkInfo) -> None:
+        """Fresh figures of a link."""
+        self.book(info.link).info = info
+
+    def set_fallback(self, address: str, link: LinkName, rate_bytes_per_s: int) -> None:
+        """What this agent may send by itself on a link when its coordinator falls silent."""
+        book = self.book(link)
+        if book.coordinator == address:
+            book.fallback_rate_bytes_per_s = rate_bytes_per_s
+
+    # ------------------------------------------------------------------------------------------------------------ asking
+
+    def announce(self, envelope: Envelope, entry: DirectoryEntry | None, ready_in_ns: int) -> None:
+        """A trainer will post this message in ``ready_in_ns``: keep its place in the queue."""
+        if entry is None or entry.agent.site == self.config.agent.site:
+            return
+        book = self.book(LinkName(self.config.agent.site, entry.agent.site))
+        if book.coordinator is None:
+            return
+        channel = _channel(envelope)
+        waiting = self._announced.setdefault(channel, deque())
+        if len(waiting) >= ANNOUNCEMENTS_PER_CHANNEL:
+            waiting.popleft()
+        number = self._next_announcement
+        self._next_announcement += 1
+        waiting.append(number)
+        message = Announce(number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
+        self.effects.append(ToCoordinator(book.coordinator, message))
+
+    def take_announcement(self, envelope: Envelope) -> int:
+        """The announcement that a posted message fulfils; 0: none."""
+        channel = _channel(envelope)
+        announced = self._announced.get(channel)
+        if not announced:
+            return 0
+        number = announced.popleft()
+        if not announced:
+            del self._announced[channel]
+        return number
+
+    def request(self, out: Outgoing) -> None:
+        assert out.link is not None
+        assert out.peer is not None
+        book = self.book(out.link)
+        if out.need_bytes == 0:
+            return
+        book.asked[out.transfer] = None
+        if book.coordinator is None:
+            return
+        out.requested = True
+        request = Request(
+            out.transfer,
+            out.link,
+            out.peer,
+            out.envelope.job,
+            out.envelope.traffic_class,
+            out.wanted_bytes - out.session_base_bytes,
+            out.announcement,
+        )
+        self.effects.append(ToCoordinator(book.coordinator, request))
+
+    def queued(self, message: Queued, now_ns: int) -> None:
+        """The coordinator has it in its queue, and predicts when it is done."""
+        out = self.transfers.get(message.transfer)
+        if out is None or out.link is None:
+            return
+        if message.finishes_in_ns:
+            self._expect(out, message.finishes_in_ns + self.book(out.link).one_way_ns, now_ns)
+        self.tell_state(out, max(0, out.expected_finish_ns - now_ns))
+
+    def granted(self, grant: Grant, now_ns: int) -> None:
+        """A slot. What the transfer can't use goes back at once."""
+        book = self.book(grant.link)
+        out = self.transfers.get(grant.transfer)
+        if grant.epoch != book.epoch:
+            return  # a grant of an earlier life of the coordinator: that account is closed
+        if out is None or out.link != grant.link or out.state not in (SendState.QUEUED, SendState.SENDING):
+            book.refuse(grant, now_ns)
+            return
+        usable = min(grant.nbytes, out.need_bytes)
+        extends = bool(book.grants) and book.grants[0].transfer == grant.transfer
+        book.add(grant, usable, now_ns)
+        if not usable or out.peer is None:
+            return
+        if extends and book.grants[0].begun:
+            self.pace(out.peer, now_ns)
+            self.effects.append(Pump(out.peer))
+        out.granted_bytes += usable
+        out.held_bytes += usable
+        if out.need_bytes == 0:
+            book.asked.pop(out.transfer, None)
+        out.step(SendInput.GRANTED)
+        left = out.nbytes - out.next_offset
+        finish_in_ns = grant.start_in_ns + left * NANOS // max(1, grant.rate_bytes_per_s) + book.one_way_ns
+        self._expect(out, finish_in_ns, now_ns)
+        self.tell_state(out, finish_in_ns)
+        self._begin_head(book, now_ns)
+
+    def _begin_head(self, book: LinkBook, now_ns: int) -> None:
+        """Let the first grant's peer pump once its start time has come."""
+        if not book.grants or book.grants[0].begun or book.grants[0].start_ns > now_ns:
+            return
+        head = book.grants[0]
+        head.begun = True
+        out = self.transfers.get(head.transfer)
+        if out is not None and out.peer is not None:
+            self.pace(out.peer, now_ns)
+            self.effects.append(Pump(out.peer))
+
+    def _returned(self, out: Outgoing, held: HeldGrant) -> None:
+        """Unspent bytes of a grant went back: need them again."""
+        out.returned(held.left_bytes)
+        if out.held_bytes == 0 and out.state is SendState.SENDING:
+            out.step(SendInput.STARVED)
+
+    def _expect(self, out: Outgoing, finish_in_ns: int, now_ns: int) -> None:
+        """Predict the arrival in-band, when the prediction moved by more than a quarter of what is left (or 20 ms)."""
+        finish_ns = now_ns + finish_in_ns
+        moved_ns = abs(finish_ns - out.expected_finish_ns)
+        if out.peer is None or (out.expected_finish_ns and moved_ns < max(20_000_000, finish_in_ns // 4)):
+            return
+        out.expected_finish_ns = finish_ns
+        frame = wire.Expect(out.nbytes, finish_in_ns, max(5_000_000, finish_in_ns // 4))
+        self.effects.append(ToPeer(out.peer, False, out.transfer, frame))
+
+    def turned_down(self, out: Outgoing, now_ns: int) -> None:
+        """The receiver lost its memory for it: what it holds goes back."""
+        if out.link is not None:
+            book = self.links[out.link]
+            book.drop_transfer(out.transfer, now_ns)
+            book.asked.pop(out.transfer, None)
+
+    def close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
+        """A transfer ended: what it holds goes back, and its coordinator hears of it."""
+        if out.link is None:
+            return
+        book = self.links[out.link]
+        book.drop_transfer(out.transfer, now_ns)
+        book.asked.pop(out.transfer, None)
+        if book.coordinator is None or (out.free and not out.requested):
+            return
+        if not ok:
+            self.effects.append(ToCoordinator(book.coordinator, CancelRequest(out.transfer, "transfer failed")))
+        done = TransferDone(out.transfer, out.link, out.envelope.traffic_class, out.nbytes, ok, arrival_span_ns)
+        self.effects.append(ToCoordinator(book.coordinator, done))
+
+    # ------------------------------------------------------------------------------------------------------------ chunks
+
+    def next_chunk(self, peer: Peer, now_ns: int) -> Chunk | None:
+        book = self.links.get(LinkName(self.config.agent.site, peer.name.site))
+        if book is None:
+            return None
+        for held in book.grants:
+            if held.start_ns > now_ns:
+                return None  # in order: a later grant doesn't overtake one that waits for its start
+            out = self.transfers.get(held.transfer)
+            piece = out.next_chunk() if out is not None else None
+            if out is None or piece is None or piece[1] > held.left_bytes:
+                continue
+            if out.peer != peer.name:
+                return None  # another peer's turn: its streams will ask
+            chunk = self.take(out, piece, granted=True)
+            book.spend(held, peer.name, chunk.length)
+            out.held_bytes -= chunk.length
+            if out.held_bytes == 0 and out.state is SendState.SENDING:
+                out.step(SendInput.STARVED)
+            self._begin_head(book, now_ns)
+            return chunk
+        return None
+
+    def take(self, out: Outgoing, piece: tuple[int, int], *, granted: bool) -> Chunk:
+        offset, length = piece
+        out.take(offset, length)
+        if out.everything_taken:
+            out.step(SendInput.ALL_SENT)
+            self.tell_state(out, 0)
+        return Chunk(out.transfer, offset, length, granted)
+
+    def pace(self, name: AgentName, now_ns: int) -> None:
+        """Set a peer's ceiling to the rate of the first of its grants that has started."""
+        peer = self.peers[name]
+        if name.site == self.config.agent.site:
+            rate = 0
+        else:
+            book = self.links[LinkName(self.config.agent.site, name.site)]
+            rate = next(
+                (
+                    held.rate_bytes_per_s
+                    for held in book.grants
+                    if held.start_ns <= now_ns
+                    and (out := self.transfers.get(held.transfer)) is not None
+                    and out.peer == name
+                ),
+                peer.pace_bytes_per_s,
+            )
+        if rate != peer.pace_bytes_per_s and rate >= 0:
+            peer.pace_bytes_per_s = rate
+            self.effects.append(SetPace(name, rate))
+
+    def progress(self, event: SendProgress, now_ns: int) -> None:
+        """The kernel's counts for one peer's streams."""
+        if event.peer.site == self.config.agent.site:
+            return
+        book = self.links.get(LinkName(self.config.agent.site, event.peer.site))
+        if book is not None:
+            counts = PeerCounts(
+                0,
+                event.granted_left_bytes,
+                event.granted_delivered_bytes,
+                event.unsent_bytes,
+                event.srtt_ns,
+                event.min_rtt_ns,
+                event.retransmits,
+                event.delivery_rate_bytes_per_s,
+            )
+            book.progress(event.peer, counts, now_ns)
+
+    # ------------------------------------------------------------------------------------------------------------ timers
+
+    def deadlines_ns(self) -> list[int]:
+        """Times at which :meth:`tick` has something to do."""
+        times: list[int] = []
+        for book in self.links.values():
+            if book.report_due_ns is not None:
+                times.append(book.report_due_ns)
+            if book.grants:
+                times.append(min(held.expires_ns for held in book.grants))
+                if not book.grants[0].begun:
+                    times.append(book.grants[0].start_ns)
+                if book.lead_due_ns is not None:
+                    times.append(book.lead_due_ns)
+            if book.asked:
+                times.append(self._fallback_due_ns(book))
+        return times
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due."""
+        for book in list(self.links.values()):
+            for held in book.expire(now_ns):
+                if (out := self.transfers.get(held.transfer)) is not None:
+                    self._returned(out, held)
+                    self.request(out)
+            self._begin_head(book, now_ns)
+            if book.asked and self._fallback_due_ns(book) <= now_ns:
+                self._fall_back(book, now_ns)
+            if book.lead_due_ns is not None and book.lead_due_ns <= now_ns:
+                book.say_lead(now_ns)
+            if book.report_due_ns is not None and book.report_due_ns <= now_ns:
+                report = book.report(now_ns)
+                if report is not None and book.coordinator is not None:
+                    self.effects.append(ToCoordinator(book.coordinator, report))
+
+    def _fallback_due_ns(self, book: LinkBook) -> int:
+        if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
+            oldest = min(self.transfers[transfer].posted_ns for transfer in book.asked)
+            return max(oldest, book.last_heard_ns) + self.config.peer_timeout_ns
+        return max(book.last_heard_ns + FALLBACK_AFTER_NS, book.fallback_next_ns)
+
+    def _fall_back(self, book: LinkBook, now_ns: int) -> None:
+        """Go on without the coordinator: a slot of our own at the fallback rate, or an error where there is none."""
+        if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
+            silent_s = self.config.peer_timeout_ns / NANOS
+            for out in [self.transfers[transfer] for transfer in book.asked]:
+                text = (
+                    f"{out.envelope.describe()}: no word from a coordinator that owns {book.link} for {silent_s:.0f} s and "
+                    f"no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start it, "
+                    "or check its `owns`"
+                )
+                self._cancel(out, ErrorCode.CONTROL_LOST, text, now_ns)
+            return
+        waiting = sorted(
+            (self.transfers[transfer] for transfer in book.asked),
+            key=lambda o: (o.envelope.traffic, o.posted_ns, o.transfer),
+        )
+        rate = book.fallback_rate_bytes_per_s
+        for out in waiting:
+            if out.state not in (SendState.QUEUED, SendState.SENDING) or out.peer is None:
+                continue
+            slot_bytes = max(out.chunk_bytes, rate * FALLBACK_SLICE_NS // NANOS // out.chunk_bytes * out.chunk_bytes)
+            nbytes = min(slot_bytes, out.need_bytes)
+            book.add_fallback(out.transfer, nbytes, rate, now_ns)
+            book.fallback_next_ns = now_ns + nbytes * NANOS // rate
+            out.granted_bytes += nbytes
+            out.held_bytes += nbytes
+            if out.need_bytes == 0:
+                book.asked.pop(out.transfer, None)
+            out.step(SendInput.GRANTED)
+            self._begin_head(book, now_ns)
+            return
+        book.fallback_next_ns = now_ns + FALLBACK_SLICE_NS
+
+    # ----------------------------------------------------------------------------------------------------------- telling
+
+    def tell_state(self, out: Outgoing, finish_in_ns: int) -> None:
+        """Tell the trainer when its message enters another phase (a timeout names it), or has a prediction."""
+        phase = PHASES[out.state]
+        if phase is SendPhase.SENDING and out.taken_bytes == 0 and not out.free:
+            phase = SendPhase.GRANTED
+        if phase is out.told_phase and not finish_in_ns:
+            return
+        if out.orphaned_until_ns:
+            return
+        out.told_phase = phase
+        bytes_done = min(out.nbytes, out.taken_bytes)
+        self.effects.append(TellSendState(out.envelope.source, out.transfer, phase, bytes_done, finish_in_ns))

@@ -1,0 +1,156 @@
+"""A tiny world for agent machines: several machines, instant memory, frames and chunks in order, a coordinator by hand.
+
+Not a model of a network (that is proxyd.sim): just enough to drive both halves of the real machine through each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from proxyd.core import effects as fx
+from proxyd.core import events as ev
+from proxyd.core.agent import AgentConfig, AgentMachine
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.messages import AgentMessage, Beat, Directory, DirectoryEntry, Grant, LinkInfo, Welcome
+from proxyd.wire.envelope import Envelope, TrafficClass
+
+MS = 1_000_000
+COORDINATOR = "127.0.0.1:7600"
+LINK = LinkName("a", "b")
+INFO = LinkInfo(LINK, 50_000_000, 60 * MS, 300_000, 0, 1 << 20, 256 << 10, 0, 0, "configured")
+
+
+class World:
+    """Machines by name; ``run()`` carries effects out until nothing is left to do."""
+
+    def __init__(self, *agents: str, eager_bytes: int = 64 << 20) -> None:
+        self.now_ns = 1_000 * MS
+        self.eager_bytes = eager_bytes
+        self.machines: dict[AgentName, AgentMachine] = {}
+        self.asked: list[tuple[AgentName, AgentMessage]] = []
+        self.told: list[tuple[AgentName, Any]] = []
+        self.deny: set[TransferId] = set()
+        self.corrupt: set[tuple[TransferId, int]] = set()
+        self.lose_chunks = False
+        self.chunks: list[tuple[AgentName, fx.Chunk]] = []
+        self._queue: deque[tuple[AgentName, Any]] = deque()
+        self._pumps: deque[tuple[AgentName, AgentName]] = deque()
+        self._taken: dict[tuple[AgentName, AgentName], int] = {}
+        self.endpoints: list[DirectoryEntry] = []
+        for index, name in enumerate(agents):
+            agent = AgentName.parse(name)
+            config = AgentConfig(agent, index + 1, f"{name}:1", (COORDINATOR,))
+            self.machines[agent] = AgentMachine(config)
+
+    def agent(self, name: str) -> AgentMachine:
+        return self.machines[AgentName.parse(name)]
+
+    def put(self, name: str | AgentName, event: ev.AgentEvent) -> None:
+        self._queue.append((AgentName.parse(name) if isinstance(name, str) else name, event))
+        self.run()
+
+    def connect(self, epoch: int = 1, owns: tuple[str, ...] = ("*->*",)) -> None:
+        """Every agent gets a session, and the directory."""
+        for name in self.machines:
+            self.put(name, ev.CoordinatorConnected(COORDINATOR, Welcome("c", epoch, owns, 150 * MS, 2000 * MS, (INFO,))))
+        self.publish()
+
+    def publish(self) -> None:
+        for name in self.machines:
+            self.put(name, ev.CoordinatorSaid(COORDINATOR, Directory(tuple(self.endpoints), (), full=True)))
+
+    def attach(self, name: str, rank: int, incarnation: int = 0) -> None:
+        agent = AgentName.parse(name)
+        endpoint = EndpointName("job", rank)
+        self.endpoints = [e for e in self.endpoints if e.endpoint != endpoint]
+        self.endpoints.append(
+            DirectoryEntry(endpoint, incarnation or 100 + rank, agent, self.machines[agent].config.incarnation, f"{name}:1")
+        )
+        self.put(name, ev.ClientAttached(endpoint, incarnation or 100 + rank))
+
+    def post(self, name: str, sequence: int, src: int, dst: int, nbytes: int, *, filled: int = -1, tag: int = 0) -> TransferId:
+        transfer = TransferId(100 + src, sequence)
+        envelope = Envelope("job", src, dst, "", tag, TrafficClass.PIPELINE, nbytes, "uint8", (nbytes,))
+        self.put(name, ev.SendPosted(transfer, envelope, nbytes if filled < 0 else filled))
+        return transfer
+
+    def grant(self, name: str, transfer: TransferId, nbytes: int, *, epoch: int = 1, start_ms: int = 0, **kw: int) -> None:
+        message = Grant(
+            1, transfer, LINK, nbytes, kw.get("rate", 48_000_000), start_ms * MS, kw.get("ttl_ms", 2000) * MS, epoch, 5 * MS, "turn"
+        )
+        self.put(name, ev.CoordinatorSaid(COORDINATOR, message))
+
+    def beat(self, name: str, fallback: int) -> None:
+        self.put(name, ev.CoordinatorSaid(COORDINATOR, Beat(1, ((LINK, fallback),), (INFO,))))
+
+    def advance(self, ms: int, name: str | None = None) -> None:
+        """Let time pass, handling each machine's deadlines on the way."""
+        end_ns = self.now_ns + ms * MS
+        while True:
+            due = [(m.next_deadline_ns(), n) for n, m in self.machines.items()]
+            times = sorted((t, n) for t, n in due if t is not None and t <= end_ns)
+            if not times:
+                break
+            self.now_ns = max(self.now_ns, times[0][0] or 0)
+            self.put(times[0][1], ev.TimePassed())
+        self.now_ns = end_ns
+        self.run()
+
+    def delivered(self, name: str, peer: str, unsent: int = 0) -> None:
+        """The kernel reports all that was taken for a peer as delivered."""
+        key = (AgentName.parse(name), AgentName.parse(peer))
+        taken = self._taken.get(key, 0)
+        self.put(name, ev.SendProgress(key[1], taken - unsent, taken - unsent, unsent, 60 * MS, 60 * MS, 0, 48_000_000))
+
+    def run(self) -> None:
+        for _ in range(100_000):
+            if self._queue:
+                name, event = self._queue.popleft()
+                for effect in self.machines[name].handle(event, self.now_ns):
+                    self._perform(name, effect)
+            elif self._pumps:
+                self._pump(*self._pumps.popleft())
+            else:
+                return
+        raise AssertionError("the machines keep each other busy for ever")
+
+    def _pump(self, name: AgentName, peer: AgentName) -> None:
+        machine = self.machines[name]
+        while (chunk := machine.next_chunk(peer, self.now_ns)) is not None:
+            self.chunks.append((name, chunk))
+            if chunk.granted:
+                self._taken[name, peer] = self._taken.get((name, peer), 0) + chunk.length
+            if not self.lose_chunks:
+                good = (chunk.transfer, chunk.offset) not in self.corrupt
+                self.corrupt.discard((chunk.transfer, chunk.offset))
+                arrived = ev.ChunkArrived(name, chunk.transfer, chunk.offset, chunk.length, good)
+                self._queue.append((peer, arrived))
+        self._queue.append((name, ev.TimePassed()))
+
+    def _perform(self, name: AgentName, effect: fx.AgentEffect) -> None:
+        match effect:
+            case fx.ToCoordinator():
+                self.asked.append((name, effect.message))
+            case fx.ToPeer():
+                self._queue.append((effect.peer, ev.PeerFrame(name, not effect.inbound, effect.transfer, effect.frame)))
+            case fx.WantPeer():
+                incarnation = self.machines[effect.peer].config.incarnation
+                self._queue.append((name, ev.PeerConnected(effect.peer, incarnation, self.eager_bytes)))
+            case fx.Pump():
+                self._pumps.append((name, effect.peer))
+            case fx.AllocateBlock():
+                if effect.transfer in self.deny:
+                    self._queue.append((name, ev.BlockDenied(effect.transfer, "full", False)))
+                else:
+                    self._queue.append((name, ev.BlockAllocated(effect.transfer, 1, 4096)))
+            case _:
+                self.told.append((name, effect))
+
+    def tells(self, kind: type[Any]) -> list[Any]:
+        """Effects of one kind that were carried out for trainers, in order."""
+        return [effect for _, effect in self.told if isinstance(effect, kind)]
+
+    def asks(self, kind: type[Any]) -> list[Any]:
+        """Messages of one kind that went to the coordinator, in order."""
+        return [message for _, message in self.asked if isinstance(message, kind)]
