@@ -1,0 +1,81 @@
+"""What a scrape of an agent shows. Labels name links, classes and states, never transfers, tags or ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxyd.agent.clients import ClientHub
+from proxyd.core.agent import AgentStatus
+from proxyd.runtime.metrics import Labels, MetricFamily, build_info, counter, gauge
+from proxyd.wire.envelope import TrafficClass
+
+
+def agent_families(status: AgentStatus, hub: ClientHub, coordinators: Iterable[tuple[str, bool]]) -> list[MetricFamily]:
+    """One scrape's families."""
+    transfers: list[tuple[Labels, float]] = []
+    nbytes: list[tuple[Labels, float]] = []
+    for link, traffic, ok, count, total_bytes in status.done:
+        labels = {"link": str(link), "traffic_class": TrafficClass(traffic).label}
+        transfers.append(({**labels, "outcome": "ok" if ok else "failed"}, count))
+        if ok:
+            nbytes.append((labels, total_bytes))
+    links = [({"link": str(one.link)}, one) for one in status.links]
+    up = sum(connected for _, connected in status.peers)
+    peers: list[tuple[Labels, float]] = [({"state": "up"}, up), ({"state": "down"}, len(status.peers) - up)]
+    budget = hub.budget
+    return [
+        build_info("agent"),
+        counter("proxyd_transfer_bytes_total", "Payload delivered and acknowledged, by sender.", nbytes),
+        counter("proxyd_transfers_total", "Messages sent from here that ended.", transfers),
+        counter(
+            "proxyd_granted_bytes_total",
+            "Payload sent under grants.",
+            [(labels, one.granted_taken_bytes) for labels, one in links],
+        ),
+        counter(
+            "proxyd_unscheduled_bytes_total",
+            "Payload of small messages, sent without a grant.",
+            [(labels, one.unscheduled_bytes) for labels, one in links],
+        ),
+        counter(
+            "proxyd_fallback_bytes_total",
+            "Payload sent at the fallback rate, because the coordinator was silent.",
+            [(labels, one.fallback_bytes) for labels, one in links],
+        ),
+        gauge(
+            "proxyd_backlog_bytes",
+            "Granted and not yet sent.",
+            [(labels, one.backlog_bytes) for labels, one in links],
+        ),
+        gauge(
+            "proxyd_waiting_transfers",
+            "Messages that wait for a grant.",
+            [(labels, one.waiting_transfers) for labels, one in links],
+        ),
+        gauge(
+            "proxyd_link_fallback",
+            "1 while the link's coordinator is silent and messages wait.",
+            [(labels, int(one.fallback)) for labels, one in links],
+        ),
+        counter(
+            "proxyd_received_bytes_total", "Payload of peers, in place and verified.", [({}, status.received_bytes)]
+        ),
+        counter(
+            "proxyd_corrupt_chunks_total", "Chunks that failed their checksum here.", [({}, status.corrupt_chunks)]
+        ),
+        counter("proxyd_resent_chunks_total", "Chunks sent again after a NACK.", [({}, status.resent_chunks)]),
+        gauge("proxyd_outgoing_transfers", "Messages sent from here and not yet over.", [({}, status.outgoing)]),
+        gauge("proxyd_incoming_transfers", "Messages received here and not yet released.", [({}, status.incoming)]),
+        gauge("proxyd_clients", "Attached trainers.", [({}, hub.client_count)]),
+        gauge("proxyd_peers", "Peer agents that are wanted.", peers),
+        gauge(
+            "proxyd_coordinator_up",
+            "1 while the control session stands.",
+            [({"coordinator": address}, int(connected)) for address, connected in coordinators],
+        ),
+        gauge(
+            "proxyd_arena_bytes",
+            "Shared memory promised to arenas, and its cap.",
+            [({"kind": "used"}, budget.used_bytes), ({"kind": "limit"}, budget.limit_bytes)],
+        ),
+    ]

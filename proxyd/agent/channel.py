@@ -1,0 +1,147 @@
+"""A control connection between two agents, after its handshake: small frames both ways, never behind bulk data.
+
+Each side pings when it has heard nothing for a quarter of the peer timeout, and gives the other up after the whole of
+it. That notices a stopped process too, whose kernel goes on acknowledging. A machine that slept itself asks before it
+judges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+
+from proxyd.wire import peer as wire
+from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import TransferId
+
+READ_BYTES = 256 << 10
+MAX_UNSENT_BYTES = 16 << 20
+"""What may wait for a peer that doesn't read. Control frames are some hundred bytes for each message under way, so this
+is far beyond any working peer."""
+
+
+class ControlChannel:
+    """Frames in order, both ways. ``closed(reason)`` is called once, when the connection ends by itself.
+
+    :param received: told of each frame but pings.
+    :param timeout_ns: silence after which the other side is given up.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        received: Callable[[TransferId, wire.Frame], None],
+        closed: Callable[[str], None],
+        *,
+        timeout_ns: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._received = received
+        self._closed_callback = closed
+        self._decoder = wire.ControlDecoder()
+        self._out = bytearray()
+        self._flush_due = False
+        self._writing = False
+        self._open = True
+        self._timeout_ns = timeout_ns
+        self._heard_ns = self._checked_ns = time.monotonic_ns()
+        self._loop.add_reader(sock, self._on_readable)
+        self._check = self._loop.call_later(timeout_ns / 4e9, self._check_silence)
+
+    def _check_silence(self) -> None:
+        now_ns = time.monotonic_ns()
+        quarter_ns = self._timeout_ns // 4
+        if now_ns - self._checked_ns > 2 * quarter_ns:
+            self._heard_ns = now_ns  # it was this process that stood still
+        self._checked_ns = now_ns
+        silent_ns = now_ns - self._heard_ns
+        if silent_ns > self._timeout_ns:
+            self._fail(f"it has been silent for {silent_ns / 1e9:.1f} s")
+            return
+        if silent_ns > quarter_ns // 2:
+            self.send(wire.Ping(now_ns))
+        self._check = self._loop.call_later(quarter_ns / 1e9, self._check_silence)
+
+    def send(self, frame: wire.Frame, transfer: TransferId = wire.NO_TRANSFER) -> None:
+        """Queue a frame; those of one tick of the loop leave together."""
+        if not self._open:
+            return
+        self._out += wire.encode(frame, transfer)
+        if len(self._out) > MAX_UNSENT_BYTES:
+            self._fail(f"it has not read its last {len(self._out)} bytes of control frames")
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._open:
+            return
+        try:
+            while self._out:
+                sent = self._sock.send(self._out)
+                del self._out[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        if bool(self._out) != self._writing:
+            self._writing = bool(self._out)
+            if self._writing:
+                self._loop.add_writer(self._sock, self._flush)
+            else:
+                self._loop.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        if not data:
+            self._fail("it closed the connection")
+            return
+        self._heard_ns = time.monotonic_ns()
+        self._decoder.feed(data)
+        try:
+            while self._open and (item := self._decoder.next_frame()) is not None:
+                transfer, frame = item
+                if isinstance(frame, wire.Ping):
+                    self.send(wire.Pong(frame.token))
+                elif isinstance(frame, wire.Pong):
+                    continue  # hearing it was the point
+                elif isinstance(frame, wire.Bye):
+                    self._fail(f"it said good-bye: {frame.message}")
+                else:
+                    self._received(transfer, frame)
+        except WireError as error:
+            self._fail(str(error))
+
+    def _fail(self, reason: str) -> None:
+        if self._open:
+            self.close()
+            self._closed_callback(reason)
+
+    def close(self, good_bye: str = "") -> None:
+        """End it, without ``closed``. What is queued is tried once more, with a Bye when there is a reason to give."""
+        if not self._open:
+            return
+        if good_bye:
+            self._out += wire.encode(wire.Bye(good_bye[:500]))
+        self._open = False
+        self._check.cancel()
+        self._loop.remove_reader(self._sock)
+        if self._writing:
+            self._loop.remove_writer(self._sock)
+        if self._out:
+            try:
+                self._sock.send(self._out)
+            except OSError:
+                pass  # it is closed either way
+        self._sock.close()

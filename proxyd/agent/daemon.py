@@ -1,0 +1,299 @@
+"""``proxyd agent``: everything put together on one event loop, from the listeners to the orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+
+from proxyd.agent import tcp
+from proxyd.agent.agent_metrics import agent_families
+from proxyd.agent.clients import ClientHub
+from proxyd.agent.effects import Effects
+from proxyd.agent.handshake import Identity
+from proxyd.agent.inbound import InboundListener, bound_address
+from proxyd.agent.local import ClientListener, listen_unix
+from proxyd.agent.memory import IDLE_NS
+from proxyd.agent.session import CoordinatorSessions
+from proxyd.agent.streams import Outgoing
+from proxyd.core.agent import AgentConfig, AgentMachine, PathState
+from proxyd.core.effects import AgentEffect
+from proxyd.core.errors import ConfigError
+from proxyd.core.events import AgentEvent, Stopping, TimePassed
+from proxyd.core.ids import AgentName, EndpointName
+from proxyd.core.messages import AgentHello
+from proxyd.runtime import config as conf
+from proxyd.runtime.addresses import Address
+from proxyd.runtime.driver import Driver, loop_timer
+from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
+from proxyd.runtime.logs import fields
+from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
+from proxyd.runtime.notify import Notifier
+
+GOOD_BYE_S = 0.2
+"""What the last frames get to leave; a client that doesn't read them sees the end of its connection anyway."""
+_ANYWHERE = "192.0.2.1"  # never answered, never asked: connecting a UDP socket only looks up the route
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: conf.Config, ready_fd: int | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ListenError and ConfigError at start.
+
+    :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
+    """
+    section = config.require_agent()
+    token = conf.read_token(section.token_file) or b""
+    return run_daemon(lambda stop: _serve(section, token, ready_fd, stop))
+
+
+async def _serve(section: conf.AgentConfig, token: bytes, ready_fd: int | None, stop: Stop) -> None:
+    agent = Agent(section, token, stop)
+    notifier = Notifier()
+    try:
+        await agent.start()
+        announce_ready(ready_fd, agent.facts())
+        notifier.ready(f"agent {agent.name} at {section.socket}")
+        watchdog = asyncio.create_task(ping_watchdog(notifier))
+        reason = await stop.wait()
+        watchdog.cancel()
+        notifier.stopping(reason)
+        _log.info("stopping", extra=fields(reason=reason))
+        await agent.stop(reason)
+    finally:
+        await agent.close()
+        notifier.close()
+
+
+class Agent:
+    """One agent on the running loop. The constructor listens (and raises ListenError); nothing is accepted before
+    :meth:`start`."""
+
+    def __init__(self, section: conf.AgentConfig, token: bytes, stop: Stop) -> None:
+        self._section = section
+        self.name = AgentName(section.site, section.name)
+        me = Identity(self.name, secrets.randbits(63) + 1, token)
+        self._claim, local = listen_unix(section.socket)
+        opened: list[socket.socket] = [local]
+        try:
+            data = listen_tcp(section.data_listen_address, "data_listen")
+            opened.append(data)
+            gateway = None
+            if section.gateway_listen_address is not None:
+                gateway = listen_tcp(section.gateway_listen_address, "gateway_listen")
+                opened.append(gateway)
+            self.data_address = advertised_address(section, bound_address(data))
+            metrics = section.metrics_address
+            self._metrics = MetricsServer(metrics, self._families) if metrics is not None else None
+        except BaseException:
+            for sock in opened:
+                sock.close()
+            self._claim.release()
+            raise
+        self._sockets = (local, data, gateway)
+        self.machine = AgentMachine(
+            AgentConfig(
+                agent=self.name,
+                incarnation=me.incarnation,
+                data_address=str(self.data_address),
+                coordinators=section.coordinators,
+                stream_capacity_bytes=tcp.stream_capacity_bytes(),
+                streams=section.stream_count or 0,
+                resolve_timeout_ns=section.resolve_timeout_ns,
+                peer_timeout_ns=section.peer_timeout_ns,
+                linger_ns=section.linger_ns,
+            )
+        )
+        loop = asyncio.get_running_loop()
+        self.driver: Driver[AgentEvent, AgentEffect] = Driver(
+            self.machine, self._perform, timer=loop_timer(loop), on_failure=stop.fail
+        )
+        self.hub = ClientHub(
+            me,
+            memory_bytes=section.memory_bytes,
+            arena_bytes=section.arena_bytes,
+            linger_ns=section.linger_ns,
+            emit=self.emit,
+            link_state=self._link_state,
+        )
+        self.sessions = CoordinatorSessions(
+            section.coordinators,
+            lambda: AgentHello(self.name, me.incarnation, str(self.data_address)),
+            token,
+            self.emit,
+            logger=logging.getLogger("proxyd.agent.session"),
+        )
+        self._me = me
+        self._effects: Effects | None = None
+        self._inbound: InboundListener | None = None
+        self._listeners: list[ClientListener] = []
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    def emit(self, event: AgentEvent) -> None:
+        """Feed the machine."""
+        self.driver.handle(event)
+
+    async def start(self) -> None:
+        """Accept trainers and peers, and look for the coordinators."""
+        local, data, gateway = self._sockets
+        self._inbound = InboundListener(
+            data,
+            self._me,
+            eager_bytes=self._section.eager_bytes,
+            peer_timeout_ns=self._section.peer_timeout_ns,
+            block_of=self.hub.block_of,
+            emit=self.emit,
+        )
+        congestion_control = tcp.congestion_control_here(self._section.congestion_control)
+        self._effects = Effects(
+            self._me,
+            hub=self.hub,
+            inbound=self._inbound,
+            sessions=self.sessions,
+            emit=self.emit,
+            take=self._take,
+            took=self._took,
+            congestion_control=congestion_control,
+            peer_timeout_ns=self._section.peer_timeout_ns,
+        )
+        self.driver.start()
+        self.sessions.start()
+        self._listeners = [ClientListener(sock, self.hub) for sock in (local, gateway) if sock is not None]
+        if self._metrics is not None:
+            await self._metrics.start()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+        # What exists now lives as long as the daemon: no need to look at it in every collection.
+        gc.collect()
+        gc.freeze()
+        _log.info(
+            "agent is up",
+            extra=fields(
+                agent=self.name,
+                socket=self._section.socket,
+                data_address=self.data_address,
+                congestion_control=congestion_control,
+            ),
+        )
+
+    def facts(self) -> dict[str, object]:
+        """What a parent process wants to know."""
+        facts: dict[str, object] = {
+            "site": self.name.site,
+            "name": self.name.name,
+            "socket": os.path.abspath(self._section.socket),
+            "data_address": str(self.data_address),
+            "metrics": None if self._metrics is None else self._metrics.url,
+            "pid": os.getpid(),
+        }
+        if len(self._listeners) > 1:
+            facts["gateway_address"] = str(self._listeners[1].address)
+        return facts
+
+    # -- the machine's hands -----------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[AgentEffect]) -> None:
+        if self._effects is not None:
+            self._effects.perform(effects)
+
+    def _take(self, peer: AgentName) -> Outgoing | None:
+        """The next chunk for a peer, with its payload."""
+        while (chunk := self.machine.next_chunk(peer, self.driver.now_ns())) is not None:
+            block = self.hub.outgoing_of(chunk.transfer)
+            if block is not None:
+                return Outgoing(chunk, block.payload[chunk.offset : chunk.offset + chunk.length])
+            _log.error("a chunk of a message without memory", extra=fields(transfer=chunk.transfer))
+        return None
+
+    def _took(self) -> None:
+        self.driver.handle(TimePassed())
+
+    def _link_state(self, source: EndpointName, rank: int) -> PathState:
+        return self.machine.link_state(source, rank, self.driver.now_ns())
+
+    def _families(self) -> list[MetricFamily]:
+        connected = self.sessions.connected
+        return agent_families(
+            self.machine.status(time.monotonic_ns()),
+            self.hub,
+            [(address, address in connected) for address in self._section.coordinators],
+        )
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_NS / 2e9)
+            self.hub.reclaim(IDLE_NS)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    async def stop(self, reason: str) -> None:
+        """Fail what is pending, tell trainers, peers and coordinators."""
+        for listener in self._listeners:
+            listener.close()
+        self.emit(Stopping(reason))
+        # One turn of the loop carries the last frames to their sockets.
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(GOOD_BYE_S):
+                await self.sessions.close()
+        except TimeoutError:
+            _log.info("coordinators were not told in time", extra=fields(limit_s=GOOD_BYE_S))
+        if self._effects is not None:
+            await self._effects.close(f"agent {self.name} stops: {reason}")
+        if self._inbound is not None:
+            await self._inbound.close(f"agent {self.name} stops: {reason}")
+
+    async def close(self) -> None:
+        """Let everything go; also after a start that failed half-way."""
+        self.driver.close()
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        for listener in self._listeners:
+            listener.close()
+        self.hub.close("the agent stops")
+        if self._effects is not None:
+            await self._effects.close("")
+        if self._inbound is not None:
+            await self._inbound.close("")
+        if self._metrics is not None:
+            await self._metrics.close()
+        for sock in self._sockets:
+            if sock is not None:
+                sock.close()
+        self._claim.release()
+
+
+def advertised_address(section: conf.AgentConfig, bound: Address) -> Address:
+    """What peers are told to dial: as configured, else where we listen, else the address that faces the coordinator.
+
+    Raises ConfigError when that would be an address that no other host can reach.
+    """
+    configured = section.advertised_address
+    if configured is not None:
+        return configured if configured.port else configured.with_port(bound.port)
+    if not bound.is_unspecified:
+        return bound
+    hosts = [address.host for address in section.coordinator_addresses if address.host]
+    for host in [*hosts, _ANYWHERE]:
+        found = _address_towards(host)
+        if found is not None and not found.is_loopback and not found.is_link_local:
+            return found.with_port(bound.port)
+    raise ConfigError(
+        f"[agent] data_listen = {section.data_listen!r} is every interface, and none of them faces a coordinator",
+        next_step='Say what peers shall dial: data_address = "HOST:PORT"',
+    )
+
+
+def _address_towards(host: str) -> Address | None:
+    """The local address that packets to ``host`` leave from; None without a route."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return Address(host=probe.getsockname()[0])
+    except OSError:
+        return None

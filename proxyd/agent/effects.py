@@ -1,0 +1,132 @@
+"""The hands of the agent machine: each of its effects, carried out on sockets and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from proxyd.agent.clients import ClientHub
+from proxyd.agent.handshake import Identity
+from proxyd.agent.inbound import InboundListener
+from proxyd.agent.peers import PeerLink
+from proxyd.agent.session import CoordinatorSessions
+from proxyd.agent.streams import Outgoing
+from proxyd.core import effects as ef
+from proxyd.core.events import AgentEvent
+from proxyd.core.ids import AgentName
+
+
+class Effects:
+    """Carries out what the machine wants; answers come back as events through ``emit``.
+
+    :param take: the machine's next chunk for a peer, with its payload.
+    :param took: told after chunks were taken outside of the machine's own turn.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        *,
+        hub: ClientHub,
+        inbound: InboundListener,
+        sessions: CoordinatorSessions,
+        emit: Callable[[AgentEvent], None],
+        take: Callable[[AgentName], Outgoing | None],
+        took: Callable[[], None],
+        congestion_control: str,
+        peer_timeout_ns: int,
+    ) -> None:
+        self._me = me
+        self._hub = hub
+        self._inbound = inbound
+        self._sessions = sessions
+        self._emit = emit
+        self._take = take
+        self._took = took
+        self._congestion_control = congestion_control
+        self._peer_timeout_ns = peer_timeout_ns
+        self._random = random.Random(me.incarnation)
+        self.peers: dict[AgentName, PeerLink] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def perform(self, effects: Sequence[ef.AgentEffect]) -> None:
+        """In order."""
+        for effect in effects:
+            self._one(effect)
+
+    def _one(self, effect: ef.AgentEffect) -> None:
+        hub = self._hub
+        # The frequent ones come first.
+        match effect:
+            case ef.TellLanded():
+                hub.tell_landed(effect)
+            case ef.Pump():
+                if (link := self.peers.get(effect.peer)) is not None:
+                    link.pump()
+            case ef.ToPeer():
+                if effect.inbound:
+                    self._inbound.send(effect.peer, effect.transfer, effect.frame)
+                elif (link := self.peers.get(effect.peer)) is not None:
+                    link.send(effect.transfer, effect.frame)
+            case ef.ToCoordinator():
+                self._sessions.send(effect.address, effect.message)
+            case ef.SetPace():
+                if (link := self.peers.get(effect.peer)) is not None:
+                    link.set_pace(effect.rate_bytes_per_s)
+            case ef.AllocateBlock():
+                hub.allocate(effect)
+            case ef.FreeBlock():
+                hub.free(effect)
+            case ef.TellOffered():
+                hub.tell_offered(effect)
+            case ef.TellBlock():
+                hub.tell_block(effect)
+            case ef.TellRecvFailed():
+                hub.tell_recv_failed(effect)
+            case ef.TellExpect():
+                hub.tell_expect(effect)
+            case ef.TellSendState():
+                hub.tell_send_state(effect)
+            case ef.TellSendDone():
+                hub.tell_send_done(effect)
+            case ef.TellSendFailed():
+                hub.tell_send_failed(effect)
+            case ef.TellPeerHere():
+                hub.tell_peer_here(effect)
+            case ef.TellPeerGone():
+                hub.tell_peer_gone(effect)
+            case ef.CloseClient():
+                hub.close_client(effect)
+            case ef.WantPeer():
+                self._want_peer(effect)
+            case ef.DropPeer():
+                self._drop_peer(effect.peer, effect.reason)
+
+    def _want_peer(self, effect: ef.WantPeer) -> None:
+        link = self.peers.get(effect.peer)
+        if link is None:
+            link = self.peers[effect.peer] = PeerLink(
+                self._me,
+                effect.peer,
+                take=self._take,
+                took=self._took,
+                emit=self._emit,
+                congestion_control=self._congestion_control,
+                peer_timeout_ns=self._peer_timeout_ns,
+                seed=self._random.getrandbits(32),
+            )
+        link.want(effect.address, effect.incarnation, effect.streams)
+
+    def _drop_peer(self, peer: AgentName, reason: str) -> None:
+        link = self.peers.pop(peer, None)
+        if link is not None:
+            for task in link.close(reason):
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+
+    async def close(self, reason: str) -> None:
+        """Hang up on every peer."""
+        for peer in list(self.peers):
+            self._drop_peer(peer, reason)
+        await asyncio.gather(*self._ending, return_exceptions=True)

@@ -1,0 +1,134 @@
+"""What is on its way to one local client: frames, descriptors that ride along, payload (TCP clients only).
+
+Nothing here waits for a client: what the socket doesn't take is kept, up to a bound. Payload isn't copied; it is kept
+as views of the arena that holds it anyway.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+
+MAX_FRAME_BYTES = 4 << 20
+"""Frames kept for a client that doesn't read. Each message costs it some hundred bytes, and what is only of interest
+now (states, predictions) is left out long before: a client that reaches this has stopped reading for good."""
+ADVICE_LIMIT_BYTES = 64 << 10
+_BUFFERS_PER_CALL = 256
+
+
+class _Item:
+    __slots__ = ("data", "fd", "is_payload")
+
+    def __init__(self, data: memoryview, fd: int, is_payload: bool) -> None:
+        self.data = data
+        self.fd = fd
+        self.is_payload = is_payload
+
+
+class Outbox:
+    """Queue in front of a non-blocking socket. ``failed(reason)`` is called at most once, never from within a put."""
+
+    def __init__(self, sock: socket.socket, failed: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._failed = failed
+        self._items: deque[_Item] = deque()
+        self._frame_bytes = 0
+        self._flush_due = False
+        self._writing = False
+        self._open = True
+
+    def frame(self, data: bytes, fd: int | None = None) -> None:
+        """Queue a frame; ``fd`` rides along (a duplicate is taken). Those of one tick of the loop leave together."""
+        if self._open:
+            self._frame_bytes += len(data)
+            self._put(_Item(memoryview(data), -1 if fd is None else os.dup(fd), False))
+
+    def advice(self, data: bytes) -> None:
+        """A frame that only matters now: left out while the client lags."""
+        if self._frame_bytes < ADVICE_LIMIT_BYTES:
+            self.frame(data)
+
+    def payload(self, view: memoryview) -> None:
+        """Queue payload behind its frame."""
+        if self._open:
+            self._put(_Item(view, -1, True))
+
+    def _put(self, item: _Item) -> None:
+        self._items.append(item)
+        if not self._flush_due and not self._writing:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._open:
+            return
+        try:
+            while self._items:
+                self._send_some()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        if self._frame_bytes > MAX_FRAME_BYTES:
+            self._fail(f"it has not read its last {self._frame_bytes} bytes of frames")
+            return
+        if bool(self._items) != self._writing:
+            self._writing = bool(self._items)
+            if self._writing:
+                self._loop.add_writer(self._sock, self._flush)
+            else:
+                self._loop.remove_writer(self._sock)
+
+    def _send_some(self) -> None:
+        """One system call. A descriptor travels with the first byte of its frame, so such a frame starts a call."""
+        first = self._items[0]
+        ancillary: list[tuple[int, int, array.array[int]]] = []
+        if first.fd >= 0:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))]
+        buffers: list[memoryview] = []
+        for item in self._items:
+            if (item.fd >= 0 and item is not first) or len(buffers) == _BUFFERS_PER_CALL:
+                break
+            buffers.append(item.data)
+        sent = self._sock.sendmsg(buffers, ancillary, socket.MSG_NOSIGNAL)
+        if first.fd >= 0:
+            os.close(first.fd)
+            first.fd = -1
+        while sent:
+            item = self._items[0]
+            taken = min(sent, len(item.data))
+            sent -= taken
+            if not item.is_payload:
+                self._frame_bytes -= taken
+            if taken == len(item.data):
+                self._items.popleft()
+            else:
+                item.data = item.data[taken:]
+
+    def _fail(self, reason: str) -> None:
+        self.close()
+        self._failed(reason)
+
+    def close(self) -> None:
+        """Try once more to get rid of what is queued, then drop it. The socket stays open."""
+        if not self._open:
+            return
+        self._open = False
+        if self._writing:
+            self._loop.remove_writer(self._sock)
+        try:
+            while self._items:
+                self._send_some()
+        except OSError:
+            pass  # full or broken: the client finds out by the end of the connection
+        for item in self._items:
+            if item.fd >= 0:
+                os.close(item.fd)
+        self._items.clear()

@@ -1,0 +1,336 @@
+"""Outgoing connections: one control and N data connections to each peer that the machine wants.
+
+A link is up when all of its connections are, and down as soon as one of them fails: what then is lost, and what is sent
+again, is the machine's business. Dialling goes on for as long as the peer is wanted, with jittered backoff, so that a
+restarted gateway isn't met by everybody in one instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable
+
+from proxyd.agent import tcp
+from proxyd.agent.channel import ControlChannel
+from proxyd.agent.handshake import CONNECT_S, HandshakeError, Identity, dial
+from proxyd.agent.streams import Outgoing, SendStream
+from proxyd.core.errors import ProxydError
+from proxyd.core.events import AgentEvent, PeerConnected, PeerDisconnected, PeerFrame, PeerUnreachable, SendProgress
+from proxyd.core.ids import AgentName, TransferId
+from proxyd.runtime.addresses import parse_address
+from proxyd.runtime.logs import Throttle, fields
+from proxyd.wire import peer as wire
+from proxyd.wire.codec import WireError
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+MIN_POLL_NS = 5_000_000
+RTT_PER_POLL = 16
+MAX_STREAMS = 256
+
+_log = logging.getLogger(__name__)
+
+
+class PeerLink:
+    """Connections to one peer. ``emit`` gets PeerConnected, PeerDisconnected, PeerUnreachable, PeerFrame, SendProgress.
+
+    :param take: the next chunk for this peer, with its payload.
+    :param took: told after a stream has taken chunks.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        peer: AgentName,
+        *,
+        take: Callable[[AgentName], Outgoing | None],
+        emit: Callable[[AgentEvent], None],
+        congestion_control: str,
+        peer_timeout_ns: int,
+        seed: int,
+        took: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._me = me
+        self.peer = peer
+        self._take = take
+        self._took = took
+        self._emit = emit
+        self._congestion_control = congestion_control
+        self._peer_timeout_ns = peer_timeout_ns
+        self._random = random.Random(seed)
+        self._throttle = Throttle(_log)
+        self._address = ""
+        self._wanted_incarnation = 0
+        self._wanted_streams = 1
+        self._pace_bytes_per_s = 0
+        self._channel: ControlChannel | None = None
+        self._incarnation = 0
+        self._streams: list[SendStream] = []
+        self._turn = 0
+        self._task: asyncio.Task[None] | None = None
+        self._adding: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self._poll: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """The link is up."""
+        return self._channel is not None
+
+    @property
+    def stream_count(self) -> int:
+        """Data connections that stand."""
+        return len(self._streams)
+
+    def want(self, address: str, incarnation: int, streams: int) -> None:
+        """Where the peer is (now) and how many data connections it is worth."""
+        moved = (address, incarnation) != (self._address, self._wanted_incarnation)
+        self._address, self._wanted_incarnation = address, incarnation
+        self._wanted_streams = min(MAX_STREAMS, max(1, streams))
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name=f"peer {self.peer}")
+        elif self._channel is not None and moved and incarnation not in (0, self._incarnation):
+            self._down("its agent was restarted")
+        elif self._channel is not None and len(self._streams) < self._wanted_streams and self._adding is None:
+            self._adding = self._loop.create_task(self._add_streams(), name=f"more streams to {self.peer}")
+        elif moved:
+            self._again.set()
+
+    # -- the machine's effects ---------------------------------------------------------------------------------------
+
+    def send(self, transfer: TransferId, frame: wire.Frame) -> None:
+        """A control frame; dropped while the link is down (the machine heard of that)."""
+        if self._channel is not None:
+            self._channel.send(frame, transfer)
+
+    def set_pace(self, rate_bytes_per_s: int) -> None:
+        """Ceiling of all data connections together; 0: none."""
+        self._pace_bytes_per_s = rate_bytes_per_s
+        self._share_pace()
+
+    def pump(self) -> None:
+        """Offer chunks to the streams that can take one. They take turns in being first."""
+        streams = self._streams
+        count = len(streams)
+        self._turn += 1
+        for index in range(count):
+            if index >= len(streams):
+                break  # a stream failed under way, and the link went with it
+            stream = streams[(self._turn + index) % len(streams)]
+            stream.pump()
+            if not stream.is_waiting:
+                break  # it took all there was
+
+    def _share_pace(self) -> None:
+        if self._streams:
+            share = 0
+            if self._pace_bytes_per_s:
+                share = max(1, -(-self._pace_bytes_per_s // len(self._streams)))
+            for stream in self._streams:
+                stream.set_pace(share)
+
+    # -- connecting --------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not self._closed:
+            self._again.clear()
+            try:
+                await self._connect()
+                backoff_s = FIRST_BACKOFF_S
+            except (OSError, TimeoutError, WireError, ProxydError) as error:
+                reason = f"cannot reach agent {self.peer} at {self._address}: {_words(error)}"
+                self._throttle.warning("dial", reason, next_try_s=round(backoff_s, 2))
+                self._emit(PeerUnreachable(self.peer, reason))
+            # Up: until it is down. Unreachable: until the backoff is over, or the peer is said to be elsewhere.
+            timeout_s = None if self._channel is not None else backoff_s * self._random.uniform(0.5, 1.0)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._again.wait()
+            except TimeoutError:
+                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+
+    async def _connect(self) -> None:
+        control, welcome = await self._dial(wire.StreamPurpose.CONTROL, 0)
+        sockets: list[socket.socket] = []
+        try:
+            sockets = await self._dial_data(range(self._wanted_streams), welcome.incarnation)
+        except BaseException:
+            control.close()
+            raise
+        self._incarnation = welcome.incarnation
+        self._channel = ControlChannel(control, self._on_frame, self._down, timeout_ns=self._peer_timeout_ns)
+        for sock in sockets:
+            self._add(sock)
+        self._share_pace()
+        _log.info(
+            "peer is up",
+            extra=fields(peer=self.peer, address=self._address, streams=len(sockets), cc=self._congestion_control),
+        )
+        self._emit(PeerConnected(self.peer, welcome.incarnation, welcome.eager_bytes))
+
+    def _add(self, sock: socket.socket) -> None:
+        self._streams.append(SendStream(sock, self._take_next, self._on_took, self._down))
+
+    def _take_next(self) -> Outgoing | None:
+        return self._take(self.peer)
+
+    def _on_took(self) -> None:
+        self._start_polling()
+        self._took()
+
+    async def _add_streams(self) -> None:
+        """More data connections beside those that stand; without them the link is slower, not down."""
+        channel = self._channel
+        try:
+            missing = range(len(self._streams), self._wanted_streams)
+            sockets = await self._dial_data(missing, self._incarnation)
+        except (OSError, TimeoutError, WireError, ProxydError) as error:
+            self._throttle.warning("more", f"no further data connections to {self.peer}: {_words(error)}")
+            return
+        finally:
+            self._adding = None
+        if self._channel is not channel or channel is None:
+            for sock in sockets:
+                sock.close()
+            return
+        for sock in sockets:
+            self._add(sock)
+        self._share_pace()
+        self.pump()
+
+    async def _dial_data(self, numbers: range, incarnation: int) -> list[socket.socket]:
+        """Connections with these numbers, all of one life of the peer, or none."""
+        sockets: list[socket.socket] = []
+        try:
+            # A few at a time: a burst of handshakes would meet the peer's cap for strangers.
+            for start in range(numbers.start, numbers.stop, 16):
+                some = range(start, min(start + 16, numbers.stop))
+                results = await asyncio.gather(
+                    *(self._dial(wire.StreamPurpose.DATA, number) for number in some), return_exceptions=True
+                )
+                sockets += [result[0] for result in results if not isinstance(result, BaseException)]
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+                    if result[1].incarnation != incarnation:
+                        raise HandshakeError("it was restarted while its connections were set up")
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        return sockets
+
+    async def _dial(self, purpose: wire.StreamPurpose, number: int) -> tuple[socket.socket, wire.Welcome]:
+        address = parse_address(self._address, port_zero_ok=False)
+        async with asyncio.timeout(CONNECT_S):
+            found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, target = found[0]
+        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+        try:
+            tcp.prepare(
+                sock,
+                peer_timeout_ns=self._peer_timeout_ns,
+                congestion_control=self._congestion_control if purpose is wire.StreamPurpose.DATA else "",
+            )
+            async with asyncio.timeout(CONNECT_S):
+                await self._loop.sock_connect(sock, target)
+            welcome = await dial(sock, self._me, self.peer, purpose, number)
+        except BaseException:
+            sock.close()
+            raise
+        return sock, welcome
+
+    def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
+        self._emit(PeerFrame(self.peer, False, transfer, frame))
+
+    def _down(self, reason: str) -> None:
+        if self._channel is None:
+            return
+        self._hang_up("")
+        if not self._closed:
+            _log.warning("peer is down", extra=fields(peer=self.peer, reason=reason))
+            self._emit(PeerDisconnected(self.peer, f"the connection to agent {self.peer} ended: {reason}"))
+            self._again.set()
+
+    def _hang_up(self, good_bye: str) -> None:
+        if self._channel is not None:
+            self._channel.close(good_bye)
+            self._channel = None
+        for stream in self._streams:
+            stream.close()
+        # A new list: pump may be walking over the old one.
+        self._streams = []
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+
+    def close(self, reason: str) -> list[asyncio.Task[None]]:
+        """Hang up and dial no more. No event follows. Answers the tasks that are ending."""
+        self._closed = True
+        self._hang_up(reason)
+        tasks = [task for task in (self._task, self._adding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def _start_polling(self) -> None:
+        if self._poll is None and any(not stream.ledger.is_settled for stream in self._streams):
+            self._poll = self._loop.call_later(MIN_POLL_NS / 1e9, self._on_poll)
+
+    def _on_poll(self) -> None:
+        self._poll = None
+        progress = self.progress()
+        if progress is None:
+            return
+        if any(not stream.ledger.is_settled for stream in self._streams):
+            interval_ns = max(MIN_POLL_NS, progress.min_rtt_ns // RTT_PER_POLL)
+            self._poll = self._loop.call_later(interval_ns / 1e9, self._on_poll)
+        self._emit(progress)
+
+    def progress(self) -> SendProgress | None:
+        """The streams' counters now; None while the link is down."""
+        left = delivered = unsent = retransmits = rate = 0
+        srtt_ns: list[int] = []
+        min_rtt_ns: list[int] = []
+        try:
+            for stream in self._streams:
+                state = tcp.read_tcp_state(stream.sock)
+                settled = stream.ledger.settle(state.unacked_bytes, state.unsent_bytes)
+                left += settled.granted_left_bytes
+                delivered += settled.granted_delivered_bytes
+                unsent += state.unsent_bytes + stream.ledger.pending_bytes
+                retransmits += state.retransmits
+                rate += state.delivery_rate_bytes_per_s
+                srtt_ns.append(state.srtt_ns)
+                min_rtt_ns.append(state.min_rtt_ns)
+        except OSError as error:
+            self._down(_words(error))
+            return None
+        if not self._streams:
+            return None
+        return SendProgress(
+            peer=self.peer,
+            granted_left_bytes=left,
+            granted_delivered_bytes=delivered,
+            unsent_bytes=unsent,
+            srtt_ns=sum(srtt_ns) // len(srtt_ns),
+            min_rtt_ns=min((one for one in min_rtt_ns if one), default=0),
+            retransmits=retransmits,
+            delivery_rate_bytes_per_s=rate,
+        )
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

@@ -1,0 +1,279 @@
+"""Data connections between agents: payload straight from the sender's mapping into the receiver's.
+
+A chunk is one header (48 bytes) and its payload. Everything is done on plain non-blocking sockets in the loop's
+readiness callbacks: a buffered protocol would cost one more copy, and Python's own work is paid per system call, so
+calls are as large as the kernel takes them. One callback moves at most :data:`TURN_BYTES`, so that no stream starves
+the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import xxhash
+
+from proxyd.agent import tcp
+from proxyd.agent.arenas import Block
+from proxyd.agent.ledger import StreamLedger
+from proxyd.core.effects import Chunk
+from proxyd.wire import peer as wire
+from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import TransferId
+
+TURN_BYTES = 4 << 20
+_SCRATCH_BYTES = 256 << 10
+
+
+class Outgoing(NamedTuple):
+    """A chunk and its payload."""
+
+    chunk: Chunk
+    payload: memoryview
+
+
+class SendStream:
+    """One outgoing data connection.
+
+    :param take: asked for the next chunk whenever the socket can take one; None: nothing now.
+    :param took: told after a turn in which chunks were taken: the machine may have effects waiting.
+    :param failed: told once, with the reason; the stream is closed then.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        take: Callable[[], Outgoing | None],
+        took: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.sock = sock
+        self._take = take
+        self._took = took
+        self._has_taken = False
+        self._failed = failed
+        self.ledger = StreamLedger()
+        self._head = b""
+        self._payload = memoryview(b"")
+        self._waiting = False
+        self._open = True
+        self._pace: int | None = None
+        # The peer sends nothing on a data connection: anything readable is its end.
+        self._loop.add_reader(sock, self._on_readable)
+
+    @property
+    def is_waiting(self) -> bool:
+        """The socket is full; the stream goes on by itself."""
+        return self._waiting
+
+    def set_pace(self, rate_bytes_per_s: int) -> None:
+        """This stream's share of the peer's ceiling; 0: none."""
+        if rate_bytes_per_s != self._pace and self._open:
+            self._pace = rate_bytes_per_s
+            tcp.set_pace(self.sock, rate_bytes_per_s)
+
+    def pump(self) -> None:
+        """Write until the socket is full, there is nothing to send, or the turn is over."""
+        if not self._waiting:
+            self._write()
+
+    def _write(self) -> None:
+        if self._open:
+            self._write_turn()
+            if self._has_taken:
+                self._has_taken = False
+                self._took()
+
+    def _write_turn(self) -> None:
+        budget = TURN_BYTES
+        try:
+            while budget > 0:
+                if not self._payload and not self._next():
+                    self._wait(False)
+                    return
+                if self._head:
+                    asked = len(self._head) + len(self._payload)
+                    sent = self.sock.sendmsg((self._head, self._payload))
+                    self.ledger.wrote(sent)
+                    of_head = min(sent, len(self._head))
+                    self._head = self._head[of_head:]
+                    self._payload = self._payload[sent - of_head :]
+                else:
+                    asked = len(self._payload)
+                    sent = self.sock.send(self._payload)
+                    self.ledger.wrote(sent)
+                    self._payload = self._payload[sent:]
+                budget -= sent
+                if sent < asked:
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        self._wait(True)
+
+    def _next(self) -> bool:
+        outgoing = self._take()
+        if outgoing is None:
+            return False
+        self._has_taken = True
+        chunk, payload = outgoing
+        # Right before the copy into the kernel: the hash warms the cache for it.
+        checksum = xxhash.xxh3_64_intdigest(payload)
+        self._head = wire.encode_data_header(chunk.transfer, chunk.offset, chunk.length, checksum)
+        self._payload = payload
+        self.ledger.begin(wire.HEADER_BYTES, len(payload), granted=chunk.granted)
+        return True
+
+    def _wait(self, waiting: bool) -> None:
+        if waiting != self._waiting and self._open:
+            self._waiting = waiting
+            if waiting:
+                self._loop.add_writer(self.sock, self._write)
+            else:
+                self._loop.remove_writer(self.sock)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self.sock.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        self._fail("it sent bytes on a data connection" if data else "it closed a data connection")
+
+    def _fail(self, reason: str) -> None:
+        if self._open:
+            self.close()
+            self._failed(reason)
+
+    def close(self) -> None:
+        """Close the socket and drop the views; ``failed`` isn't called."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self.sock)
+            if self._waiting:
+                self._loop.remove_writer(self.sock)
+            self._payload = memoryview(b"")
+            self.sock.close()
+
+
+class ChunkSink(Protocol):
+    """Where chunks go."""
+
+    def block_of(self, transfer: TransferId) -> Block | None:
+        """The memory of a message; None: unknown or no longer wanted, its chunks are thrown away."""
+
+    def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
+        """A chunk is in place (or was damaged on its way)."""
+
+
+class ReceiveStream:
+    """One incoming data connection.
+
+    :param failed: told once, with the reason; the stream is closed then.
+    """
+
+    _scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def __init__(self, sock: socket.socket, sink: ChunkSink, failed: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._sink = sink
+        self._failed = failed
+        self._head = memoryview(bytearray(wire.HEADER_BYTES))
+        self._head_bytes = 0
+        self._header: wire.Header | None = None
+        self._block: Block | None = None
+        self._got_bytes = 0
+        self._open = True
+        self._loop.add_reader(sock, self._on_readable)
+
+    def _on_readable(self) -> None:
+        budget = TURN_BYTES
+        try:
+            while budget > 0 and self._open:
+                got, more = self._read_head() if self._header is None else self._read_payload(self._header)
+                budget -= got
+                if not more:
+                    return
+        except BlockingIOError:
+            return
+        except WireError as error:
+            self._fail(str(error))
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+
+    def _read_head(self) -> tuple[int, bool]:
+        if self._head_bytes < wire.HEADER_BYTES:
+            got = self._sock.recv_into(self._head[self._head_bytes :])
+            if got == 0:
+                raise WireError("it closed a data connection" + (" inside a header" if self._head_bytes else ""))
+            self._head_bytes += got
+            if self._head_bytes < wire.HEADER_BYTES:
+                return got, False
+        self._head_bytes = 0
+        header = wire.decode_header(self._head)
+        if header.type != wire.DATA_TYPE:
+            raise WireError(f"control frame type {header.type} came on a data connection")
+        block = self._sink.block_of(header.transfer)
+        if block is not None:
+            chunk = block.chunk_bytes
+            if header.offset % chunk or header.length != min(chunk, block.nbytes - header.offset):
+                raise WireError(
+                    f"{header.length} bytes at {header.offset} are no chunk of transfer {header.transfer}"
+                    f" ({block.nbytes} bytes in chunks of {chunk})"
+                )
+        self._header = header
+        self._block = block
+        self._got_bytes = 0
+        return wire.HEADER_BYTES, True
+
+    def _read_payload(self, header: wire.Header) -> tuple[int, bool]:
+        rest = header.length - self._got_bytes
+        block = self._block
+        # Freed under way (cancelled, its trainer died): the memory may be somebody else's by now.
+        if block is not None and not block.live:
+            block = self._block = None
+        if block is None:
+            target = self._scratch[: min(rest, _SCRATCH_BYTES)]
+        else:
+            at = header.offset + self._got_bytes
+            target = block.payload[at : at + rest]
+        # The next header comes in the same call: one system call less for each chunk.
+        got, _, _, _ = self._sock.recvmsg_into((target, self._head) if len(target) == rest else (target,))
+        if got == 0:
+            raise WireError(f"it closed a data connection {rest} bytes before the end of a chunk")
+        if got < rest:
+            self._got_bytes += got
+            return got, got == len(target)
+        self._head_bytes = got - rest
+        self._header = self._block = None
+        if block is not None:
+            payload = block.payload[header.offset : header.offset + header.length]
+            good = (
+                header.checksum_algorithm == wire.ChecksumAlgorithm.NONE
+                or xxhash.xxh3_64_intdigest(payload) == header.checksum
+            )
+            if good:
+                block.mark(header.offset)
+            self._sink.arrived(header.transfer, header.offset, header.length, good)
+        return got, self._head_bytes == wire.HEADER_BYTES
+
+    def _fail(self, reason: str) -> None:
+        if self._open:
+            self.close()
+            self._failed(reason)
+
+    def close(self) -> None:
+        """Close the socket; ``failed`` isn't called."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._sock)
+            self._header = self._block = None
+            self._sock.close()

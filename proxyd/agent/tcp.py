@@ -1,0 +1,140 @@
+"""What the kernel offers for one TCP socket beyond Python's wrappers: pacing, unsent limit, counters.
+
+Buffer sizes are never set: ``SO_SNDBUF`` and ``SO_RCVBUF`` turn the kernel's autotuning off, which on a long path costs
+most of its rate. How much can't be revoked is bounded by ``TCP_NOTSENT_LOWAT`` instead.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import struct
+import termios
+from pathlib import Path
+from typing import NamedTuple
+
+from proxyd.core.errors import ConfigError
+
+SO_MAX_PACING_RATE = 47
+UNPACED = (1 << 64) - 1
+TCP_USER_TIMEOUT = 18
+TCP_INFO_BYTES = 256
+MIN_NOTSENT_BYTES = 16 << 10
+MAX_NOTSENT_BYTES = 4 << 20
+NOTSENT_NS = 1_000_000
+"""Unsent bytes are held to what one stream sends in this time: short enough to stop soon, long enough that the event
+loop can refill in time."""
+
+_PROC = Path("/proc/sys/net/ipv4")
+
+
+class TcpState(NamedTuple):
+    """One reading of a stream's counters."""
+
+    unacked_bytes: int
+    """Written and not acknowledged, unsent ones included."""
+    unsent_bytes: int
+    srtt_ns: int
+    min_rtt_ns: int
+    retransmits: int
+    delivery_rate_bytes_per_s: int
+
+
+_U32_AT = struct.Struct("=I")
+_U64_AT = struct.Struct("=Q")
+_NO_SAMPLE_US = 0xFFFF_FFFF
+
+
+def read_tcp_state(sock: socket.socket) -> TcpState:
+    """Two system calls. Raises OSError when the socket is gone."""
+    queued = array.array("i", [0])
+    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, queued)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    if len(info) < 168:
+        raise OSError(f"TCP_INFO has {len(info)} bytes; 168 are needed (Linux 4.9 or later)")
+    min_rtt_us = _U32_AT.unpack_from(info, 148)[0]
+    return TcpState(
+        unacked_bytes=queued[0],
+        unsent_bytes=min(queued[0], _U32_AT.unpack_from(info, 144)[0]),
+        srtt_ns=_U32_AT.unpack_from(info, 68)[0] * 1000,
+        min_rtt_ns=0 if min_rtt_us == _NO_SAMPLE_US else min_rtt_us * 1000,
+        retransmits=_U32_AT.unpack_from(info, 100)[0],
+        delivery_rate_bytes_per_s=_U64_AT.unpack_from(info, 160)[0],
+    )
+
+
+def set_pace(sock: socket.socket, rate_bytes_per_s: int) -> None:
+    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 1 ms of that."""
+    rate = rate_bytes_per_s or UNPACED
+    sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))
+
+
+def notsent_limit_bytes(rate_bytes_per_s: int) -> int:
+    """TCP_NOTSENT_LOWAT for a stream of that pace; 0: unpaced."""
+    if rate_bytes_per_s == 0:
+        return MAX_NOTSENT_BYTES
+    return min(MAX_NOTSENT_BYTES, max(MIN_NOTSENT_BYTES, rate_bytes_per_s * NOTSENT_NS // 1_000_000_000))
+
+
+def prepare(sock: socket.socket, *, peer_timeout_ns: int, congestion_control: str = "") -> None:
+    """Options of every connection between agents. A dead path ends the connection within ``peer_timeout_ns``."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    timeout_ms = max(1000, peer_timeout_ns // 1_000_000)
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, timeout_ms)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    interval_s = max(1, timeout_ms // 4000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    if congestion_control:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+        except OSError as error:
+            raise ConfigError(
+                f"the kernel refuses congestion control {congestion_control!r}",
+                why=error.strerror or str(error),
+                next_step=f'Load it (modprobe tcp_{congestion_control}), or set congestion_control = "auto"',
+            ) from error
+
+
+def read_sysctl(name: str, default: str = "") -> str:
+    """A value below net.ipv4; ``default`` where this kernel or namespace doesn't show it."""
+    try:
+        return (_PROC / name).read_text().strip()
+    except OSError:
+        return default
+
+
+def stream_capacity_bytes() -> int:
+    """What one stream can have in flight at most: the autotuning limit of its send buffer.
+
+    Half of it: the kernel counts its own bookkeeping into the buffer.
+    """
+    fields = read_sysctl("tcp_wmem", "4096 16384 4194304").split()
+    return max(64 << 10, int(fields[-1]) // 2)
+
+
+def choose_congestion_control(configured: str, slow_start_after_idle: str, available: str) -> str:
+    """The algorithm under the grants; "auto" decides by what silence does to the window.
+
+    Under grants every stream is idle most of the time. With slow start after idle on, cubic falls back to ten
+    segments each time and slots turn into slow starts; bbr keeps its model. With it off, cubic keeps its window and
+    shares better.
+    """
+    if configured != "auto":
+        return configured
+    names = available.split()
+    if slow_start_after_idle.strip() == "0":
+        return "cubic" if "cubic" in names else ""
+    return "bbr" if "bbr" in names else ("cubic" if "cubic" in names else "")
+
+
+def congestion_control_here(configured: str) -> str:
+    """:func:`choose_congestion_control` for this network namespace; "" leaves the kernel's default."""
+    return choose_congestion_control(
+        configured,
+        read_sysctl("tcp_slow_start_after_idle", "1"),
+        read_sysctl("tcp_available_congestion_control", "cubic reno"),
+    )
