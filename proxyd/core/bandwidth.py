@@ -1,12 +1,12 @@
 """What is known of a link's bottleneck, how old it is and how sure.
 
-For now the rate is the configured one; only delay is measured. The estimator that learns the rate from live transfers will
-stand behind the same interface: :meth:`LinkEstimator.on_report` takes what agents saw, :meth:`LinkEstimator.estimate`
-answers, and never with 0, infinity or NaN.
+For now the rate is the configured one; only delay is measured. The estimator that learns the rate from live transfers
+will stand behind the same interface: :meth:`LinkEstimator.on_report` takes what agents saw,
+:meth:`LinkEstimator.estimate` answers, and never with 0, infinity or NaN.
 
 Rates here are **payload** bytes per second: what is left of the wire's rate after IP and TCP headers. A kernel's
-``SO_MAX_PACING_RATE`` counts payload, and so do grants; pacing payload at the wire's rate would overfill the link by the
-share of the headers.
+``SO_MAX_PACING_RATE`` counts payload, and so do grants; pacing payload at the wire's rate would overfill the link by
+the share of the headers.
 """
 
 from __future__ import annotations

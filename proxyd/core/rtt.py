@@ -1,8 +1,8 @@
 """What the agents' round-trip times say about a link: its least delay, and the queue on top of it.
 
 Samples of all agents are pooled: the least of them is the path's own delay, since no agent can see less than that. The
-minimum is windowed, so that a rerouted path is believed after a while. What the latest samples show above it is time spent
-in queues (0.3-0.9 ms of it is noise of the hosts).
+minimum is windowed, so that a rerouted path is believed after a while. What the latest samples show above it is time
+spent in queues (0.3-0.9 ms of it is noise of the hosts).
 """
 
 from __future__ import annotations

@@ -1,0 +1,495 @@
+"""The coordinator as a machine: sessions and messages in, answers and grants out.
+
+Theory of operation
+-------------------
+Everything here is soft state. A *session* is one agent's open control stream; its first message says who it is, and the
+newest one of an agent replaces any other. Endpoints that agents register make up the directory, which every session has
+a copy of (all of it at first, then changes, in batches). Each owned *link* has a
+:class:`~proxyd.core.grants.LinkGranter` that decides alone; this module brings it requests and reports and carries its
+grants.
+
+What an agent says is checked before it counts: it can only send on links out of its own site that this coordinator
+owns, and numbers beyond the possible are clamped. A request that can't be served gets ``Denied`` with the reason; a
+stream that breaks the protocol is closed.
+
+An agent that falls silent keeps what it was granted until that can't matter any more, and its fallback rate until its
+lease has ended; its endpoints stay in the directory as long. A restarted coordinator has a new epoch: grants of the old
+one are void, and for one lease it grants only what the agents' fallback leaves over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxyd.core.allocation import Waiting
+from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
+from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
+from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
+from proxyd.core.errors import ConfigError
+from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened
+from proxyd.core.fallback import FallbackRates
+from proxyd.core.grants import LinkGranter
+from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.messages import (
+    AgentHello,
+    AgentMessage,
+    Announce,
+    Beat,
+    CancelRequest,
+    CoordinatorMessage,
+    Denied,
+    Directory,
+    EndpointDown,
+    EndpointUp,
+    Queued,
+    Report,
+    Request,
+    TransferDone,
+    Welcome,
+)
+from proxyd.core.registry import Registry
+from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
+
+MAX_TRANSFERS_PER_SESSION = 100_000
+MAX_ANNOUNCEMENTS_PER_SESSION = 10_000
+MAX_UNCONFIGURED_LINKS = 4096
+DIRECTORY_BATCH_NS = 5_000_000
+"""Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
+messages."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """What a coordinator is told at start. Raises ConfigError for values that make no sense together."""
+
+    name: str = "coordinator"
+    owns: tuple[str, ...] = ("*->*",)
+    links: tuple[LinkSettings, ...] = ()
+    beat_ns: int = 150_000_000
+    lease_ns: int = 2_000_000_000
+    control_rtt_ns: int = 1_000_000
+    """Round trip between an agent and this coordinator, as far as is known."""
+
+    def __post_init__(self) -> None:
+        if self.beat_ns <= 0 or self.lease_ns < 2 * self.beat_ns or self.control_rtt_ns < 0:
+            raise ConfigError(
+                f"coordinator {self.name}: beat {self.beat_ns} ns, lease {self.lease_ns} ns and control round trip "
+                f"{self.control_rtt_ns} ns don't fit together",
+                why="a lease must be at least two beats",
+            )
+        seen: set[LinkName] = set()
+        for settings in self.links:
+            if settings.link.is_local or settings.link in seen:
+                raise ConfigError(
+                    f"coordinator {self.name}: link {settings.link} "
+                    + ("stays within one site" if settings.link.is_local else "is configured twice")
+                )
+            seen.add(settings.link)
+
+
+@dataclasses.dataclass(slots=True)
+class _Session:
+    number: int
+    hello: AgentHello
+    heard_ns: int
+    transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
+    places: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Announcement -> its place in the queue."""
+
+    @property
+    def agent(self) -> AgentName:
+        return self.hello.agent
+
+
+@dataclasses.dataclass(slots=True)
+class _Link:
+    granter: LinkGranter
+    fallback: FallbackRates
+
+
+class CoordinatorMachine:
+    """See the module's text. ``epoch`` must be higher than in any earlier life of this coordinator."""
+
+    def __init__(self, config: CoordinatorConfig, epoch: int) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.protocol_errors = 0
+        self._effects: list[CoordinatorEffect] = []
+        self._sessions: dict[int, _Session] = {}
+        self._session_of: dict[AgentName, int] = {}
+        self._links: dict[LinkName, _Link] = {}
+        self._registry = Registry()
+        self._sites: set[str] = set()
+        self._orders = 0
+        self._started_ns: int | None = None
+        self._settle_until_ns = 0
+        self._beat_ns: int | None = None
+        self._told_directory_ns = -DIRECTORY_BATCH_NS
+        self._link_deadlines: dict[LinkName, int] = {}
+        for settings in config.links:
+            if owns_link(config.owns, settings.link):
+                self._add_link(settings)
+
+    # ---------------------------------------------------------------------------------------------------------- driving
+
+    def handle(self, event: CoordinatorEvent, now_ns: int) -> list[CoordinatorEffect]:
+        """One event; what to do about it, in order."""
+        if self._started_ns is None:
+            self._started_ns = now_ns
+        self._effects = []
+        match event:
+            case SessionMessage(session, message):
+                self._message(session, message, now_ns)
+            case SessionOpened(session, message):
+                self._opened(session, message, now_ns)
+            case SessionClosed(session, reason):
+                self._closed(session, reason, now_ns)
+            case _:
+                pass
+        self._tick(now_ns)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``handle(TimePassed())`` is due; None: only when something happens."""
+        times = list(self._link_deadlines.values())
+        if self._beat_ns is not None:
+            times.append(self._beat_ns)
+        if self._registry.changed:
+            times.append(self._told_directory_ns + DIRECTORY_BATCH_NS)
+        if (lost_ns := self._registry.next_deadline_ns(self.config.lease_ns)) is not None:
+            times.append(lost_ns)
+        return min(times, default=None)
+
+    def _tick(self, now_ns: int) -> None:
+        for name in [name for name, due_ns in self._link_deadlines.items() if due_ns <= now_ns]:
+            self._decide(self._links[name], now_ns)
+        self._registry.expire(now_ns, self.config.lease_ns)
+        if self._registry.changed and now_ns - self._told_directory_ns >= DIRECTORY_BATCH_NS:
+            self._told_directory_ns = now_ns
+            changes = self._registry.take_changes()
+            for session in sorted(self._sessions):
+                self._tell(session, changes)
+        if self._beat_ns is not None and now_ns >= self._beat_ns:
+            self._beat(now_ns)
+
+    def _tell(self, session: int, message: CoordinatorMessage) -> None:
+        self._effects.append(ToAgent(session, message))
+
+    # --------------------------------------------------------------------------------------------------------- sessions
+
+    def _opened(self, number: int, message: AgentMessage, now_ns: int) -> None:
+        if not isinstance(message, AgentHello) or number in self._sessions:
+            self._refuse(number, f"a session begins with one hello, not with {type(message).__name__}", now_ns)
+            return
+        agent = message.agent
+        before = self._session_of.get(agent)
+        if before is not None:
+            self._end(before, now_ns, reserve=False)
+            self._effects.append(CloseSession(before, f"agent {agent} has opened a newer session"))
+        self._registry.agent_returned(agent, message.incarnation)
+        if message.epoch_seen not in (0, self.epoch):
+            self._settle(now_ns)
+        session = self._sessions[number] = _Session(number, message, now_ns)
+        self._session_of[agent] = number
+        self._know_site(agent.site)
+        for link in self._links_from(agent.site):
+            link.granter.agent_returned(agent)
+        infos = tuple(link.granter.info(now_ns) for link in self._links_from(agent.site))
+        config = self.config
+        self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
+        self._tell(number, Directory(self._registry.entries, (), full=True))
+        if self._beat_ns is None:
+            self._beat_ns = now_ns
+        else:
+            self._tell_beat(session, now_ns)
+
+    def _closed(self, number: int, reason: str, now_ns: int) -> None:
+        if number in self._sessions:
+            self._end(number, now_ns, reserve=True)
+
+    def _refuse(self, number: int, reason: str, now_ns: int) -> None:
+        """The stream broke the protocol."""
+        self.protocol_errors += 1
+        if number in self._sessions:
+            self._end(number, now_ns, reserve=False)
+        self._effects.append(CloseSession(number, reason))
+
+    def _end(self, number: int, now_ns: int, *, reserve: bool) -> None:
+        session = self._sessions.pop(number)
+        self._session_of.pop(session.agent, None)
+        for waiting in session.transfers.values():
+            self._links[waiting.link].granter.queue.end(waiting, "its agent's session ended")
+        for link in self._links_from(session.agent.site):
+            link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
+            self._decide(link, now_ns)
+        self._registry.session_lost(number, session.agent, now_ns)
+        if not self._sessions:
+            self._beat_ns = None
+
+    def _settle(self, now_ns: int) -> None:
+        """An agent knows an earlier life of ours: others may still send at the rates which that one left them."""
+        assert self._started_ns is not None
+        until_ns = self._started_ns + self.config.lease_ns
+        if now_ns < until_ns and self._settle_until_ns != until_ns:
+            self._settle_until_ns = until_ns
+            for link in self._links.values():
+                link.granter.settle_until_ns = until_ns
+
+    # --------------------------------------------------------------------------------------------------------- messages
+
+    def _message(self, number: int, message: AgentMessage, now_ns: int) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return  # it crossed our close
+        session.heard_ns = now_ns
+        match message:
+            case Report():
+                self._report(session, message, now_ns)
+            case Request():
+                self._request(session, message, now_ns)
+            case TransferDone():
+                self._done(session, message, now_ns)
+            case CancelRequest(transfer, reason):
+                self._drop(session, transfer, f"cancelled: {reason}", now_ns)
+            case Announce():
+                self._announce(session, message, now_ns)
+            case EndpointUp(endpoint, incarnation):
+                if not self._registry.up(number, session.hello, endpoint, incarnation):
+                    self._refuse(number, "too many endpoints in one session", now_ns)
+            case EndpointDown(endpoint, incarnation, reason):
+                self._registry.down(number, endpoint, incarnation, reason)
+            case AgentHello():
+                self._refuse(number, "a second hello in one session", now_ns)
+
+    def _report(self, session: _Session, report: Report, now_ns: int) -> None:
+        link = self._links.get(report.link)
+        if link is None or report.link.src_site != session.agent.site:
+            return
+        granter = link.granter
+        granter.report(granter.lane(session.number, session.agent), report, now_ns)
+        self._decide(link, now_ns)
+
+    def _request(self, session: _Session, message: Request, now_ns: int) -> None:
+        waiting = session.transfers.get(message.transfer)
+        if waiting is None:
+            reason = self._refusal(session, message)
+            if reason:
+                self._tell(session.number, Denied(message.transfer, reason))
+                return
+        link = self._links.get(message.link) or self._add_link(default_settings(message.link))
+        queue = link.granter.queue
+        if waiting is None:
+            link.granter.lane(session.number, session.agent)
+            order = session.places.pop(message.announcement, 0) or self._next_order()
+            waiting = Waiting(
+                message.transfer,
+                session.number,
+                message.link,
+                message.destination,
+                message.job,
+                TrafficClass(message.traffic),
+                order,
+                now_ns,
+            )
+            session.transfers[message.transfer] = waiting
+        elif waiting.link != message.link:
+            self._tell(session.number, Denied(message.transfer, f"it was first requested for link {waiting.link}"))
+            return
+        transfers, nbytes = queue.ahead_of(waiting.traffic)
+        if queue.want(waiting, min(message.wanted_bytes, MAX_TRANSFER_BYTES)):
+            granter = link.granter
+            pace = granter.pace_bytes_per_s(now_ns)
+            in_flight_bytes = pace * granter.settings.rtt_ns // NANOS
+            starts_in_ns = (nbytes + max(0, granter.outstanding_bytes - in_flight_bytes)) * NANOS // pace
+            finishes_in_ns = starts_in_ns + waiting.need_bytes * NANOS // pace
+            reason = (
+                f"{waiting.traffic.label}: {transfers} transfers ({nbytes} bytes) of its class or above are before it"
+            )
+            waiting.reason = reason
+            self._tell(session.number, Queued(message.transfer, transfers, starts_in_ns, finishes_in_ns, reason))
+            self._decide(link, now_ns)
+
+    def _refusal(self, session: _Session, message: Request) -> str:
+        """Why a new request can't be served; "" when it can."""
+        link = message.link
+        if link.is_local or link.src_site != session.agent.site:
+            site = session.agent.site
+            return f"agent {session.agent} can't ask for link {link}: it must lead from site {site} to another"
+        if not owns_link(self.config.owns, link):
+            owns = ", ".join(self.config.owns)
+            return f"coordinator {self.config.name} does not own link {link} (it owns {owns}); ask the one that does"
+        if link not in self._links and len(self._links) >= len(self.config.links) + MAX_UNCONFIGURED_LINKS:
+            return f"link {link} is not configured, and there are already {MAX_UNCONFIGURED_LINKS} such links"
+        if not 0 < message.wanted_bytes <= MAX_TRANSFER_BYTES:
+            return f"{message.wanted_bytes} bytes can't be granted (1 to {MAX_TRANSFER_BYTES})"
+        if message.traffic not in tuple(TrafficClass):
+            return f"traffic class {message.traffic} is unknown"
+        if len(session.transfers) >= MAX_TRANSFERS_PER_SESSION:
+            return f"agent {session.agent} already has {MAX_TRANSFERS_PER_SESSION} transfers open"
+        return ""
+
+    def _announce(self, session: _Session, message: Announce, now_ns: int) -> None:
+        if len(session.places) >= MAX_ANNOUNCEMENTS_PER_SESSION:
+            del session.places[next(iter(session.places))]  # the oldest: its message was never posted
+        session.places[message.announcement] = self._next_order()
+
+    def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
+        link = self._links.get(message.link)
+        if link is not None and message.ok and message.traffic in tuple(TrafficClass):
+            link.granter.totals.class_bytes[message.traffic] += max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
+        self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
+
+    def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
+        waiting = session.transfers.pop(transfer, None)
+        if waiting is not None:
+            link = self._links[waiting.link]
+            link.granter.queue.end(waiting, reason)
+            self._decide(link, now_ns)
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
+
+    # ------------------------------------------------------------------------------------------------------------ links
+
+    def _add_link(self, settings: LinkSettings) -> _Link:
+        granter = LinkGranter(
+            settings,
+            epoch=self.epoch,
+            control_rtt_ns=self.config.control_rtt_ns,
+            lease_ns=self.config.lease_ns,
+            settle_until_ns=self._settle_until_ns,
+        )
+        link = _Link(granter, FallbackRates(settings.payload_bytes_per_s))
+        self._links[settings.link] = link
+        return link
+
+    def _know_site(self, site: str) -> None:
+        """Make links to and from a new site, so that agents know their sizes before the first transfer."""
+        if site in self._sites:
+            return
+        self._sites.add(site)
+        new_from: set[str] = set()
+        for other in sorted(self._sites - {site}):
+            for link in (LinkName(site, other), LinkName(other, site)):
+                if link not in self._links and owns_link(self.config.owns, link):
+                    if len(self._links) >= len(self.config.links) + MAX_UNCONFIGURED_LINKS:
+                        return
+                    self._add_link(default_settings(link))
+                    new_from.add(link.src_site)
+        if new_from - {site} and self._beat_ns is not None:
+            self._beat_ns = 0  # tell the others at once
+
+    def _links_from(self, site: str) -> list[_Link]:
+        return [self._links[name] for name in sorted(self._links) if name.src_site == site]
+
+    def _decide(self, link: _Link, now_ns: int) -> None:
+        granter = link.granter
+        for session, grant in granter.decide(now_ns):
+            self._effects.append(ToAgent(session, grant))
+        due_ns = granter.next_deadline_ns(now_ns)
+        if due_ns is None:
+            self._link_deadlines.pop(granter.link, None)
+        else:
+            # Never "now": what could be done now was done.
+            self._link_deadlines[granter.link] = max(due_ns, now_ns + 1)
+
+    def _beat(self, now_ns: int) -> None:
+        self._beat_ns = now_ns + self.config.beat_ns
+        members: dict[str, list[int]] = {}
+        for number, session in self._sessions.items():
+            members.setdefault(session.agent.site, []).append(number)
+        for name, link in self._links.items():
+            link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
+        for number in sorted(self._sessions):
+            self._tell_beat(self._sessions[number], now_ns)
+
+    def _tell_beat(self, session: _Session, now_ns: int) -> None:
+        links = self._links_from(session.agent.site)
+        fallback = tuple((link.granter.link, link.fallback.of(session.number)) for link in links)
+        self._tell(session.number, Beat(self.epoch, fallback, tuple(link.granter.info(now_ns) for link in links)))
+
+    # ----------------------------------------------------------------------------------------------------------- status
+
+    def status(self, now_ns: int, transfers_per_link: int = 100) -> CoordinatorStatus:
+        """All there is to see, as plain values; of each link's queue at most the first ``transfers_per_link``."""
+        agents = tuple(
+            AgentStatus(
+                agent=session.agent,
+                session=number,
+                incarnation=session.hello.incarnation,
+                data_address=session.hello.data_address,
+                endpoints=self._registry.count(number),
+                transfers=len(session.transfers),
+                heard_ago_ns=now_ns - session.heard_ns,
+            )
+            for number, session in sorted(self._sessions.items())
+        )
+        links = tuple(self._link_status(self._links[name], now_ns, transfers_per_link) for name in sorted(self._links))
+        return CoordinatorStatus(
+            self.config.name, self.epoch, self.config.owns, agents, self._registry.entries, links, self.protocol_errors
+        )
+
+    def _link_status(self, link: _Link, now_ns: int, most: int) -> LinkStatus:
+        granter = link.granter
+        estimate = granter.estimator.estimate(now_ns)
+        lanes = tuple(
+            LaneStatus(
+                lane.agent,
+                lane.session,
+                lane.binding_rate(now_ns),
+                lane.ceiling_bytes_per_s,
+                lane.account.outstanding_bytes,
+                lane.leaving,
+                lane.ended,
+            )
+            for _, lane in sorted(granter.lanes.items())
+        )
+        waiting: list[WaitingStatus] = []
+        for item in granter.queue if granter.queue.count else ():
+            if len(waiting) >= most:
+                break
+            waiting.append(
+                WaitingStatus(
+                    item.transfer,
+                    granter.lanes[item.session].agent,
+                    item.destination,
+                    item.job,
+                    item.traffic,
+                    item.wanted_bytes,
+                    item.granted_bytes,
+                    now_ns - item.since_ns,
+                    item.reason,
+                )
+            )
+        return LinkStatus(
+            link=granter.link,
+            source=estimate.source,
+            pace_bytes_per_s=granter.pace_bytes_per_s(now_ns),
+            bottleneck_bytes_per_s=estimate.bottleneck_bytes_per_s,
+            rtt_ns=estimate.min_rtt_ns,
+            queue_ns=estimate.queue_ns,
+            buffer_bytes=estimate.buffer_bytes,
+            window_bytes=granter.window_bytes,
+            outstanding_bytes=granter.outstanding_bytes,
+            slot_bytes=granter.sizes.slot_bytes,
+            chunk_bytes=granter.sizes.chunk_bytes,
+            waiting=granter.queue.count,
+            waiting_bytes=granter.queue.need_bytes,
+            lanes=lanes,
+            transfers=tuple(waiting),
+            window_violations=sum(bottleneck.violations for bottleneck in granter.bottlenecks),
+            fallback_bytes_per_s=link.fallback.sum_bytes_per_s,
+            totals=dataclasses.replace(granter.totals, class_bytes=list(granter.totals.class_bytes)),
+            last_reason=granter.last_reason,
+        )
+
+    def why(self, transfer: TransferId) -> str | None:
+        """Why a transfer stands where it stands, in words; None: it isn't known (or is over)."""
+        for _, session in sorted(self._sessions.items()):
+            waiting = session.transfers.get(transfer)
+            if waiting is not None:
+                granted = f"{waiting.granted_bytes} of {waiting.wanted_bytes} bytes granted"
+                return f"{session.agent} on {waiting.link}: {granted}; {waiting.reason}"
+        return None

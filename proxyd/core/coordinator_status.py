@@ -1,0 +1,99 @@
+"""What a coordinator tells of itself: plain values for the admin service, the metrics and the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxyd.core.grants import LinkTotals
+from proxyd.core.ids import AgentName, LinkName, TransferId
+from proxyd.core.messages import DirectoryEntry
+from proxyd.wire.envelope import TrafficClass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """What one agent holds on a link."""
+
+    agent: AgentName
+    session: int
+    rate_bytes_per_s: int
+    """The part of the link that it may be using now; lanes that are leaving have passed theirs on."""
+    ceiling_bytes_per_s: int
+    """What it has shown that it can send; 0: no limit known."""
+    outstanding_bytes: int
+    leaving: bool
+    ended: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitingStatus:
+    """A transfer that waits for grants."""
+
+    transfer: TransferId
+    agent: AgentName
+    destination: AgentName
+    job: str
+    traffic: TrafficClass
+    wanted_bytes: int
+    granted_bytes: int
+    waited_ns: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """One link."""
+
+    link: LinkName
+    source: str
+    pace_bytes_per_s: int
+    bottleneck_bytes_per_s: int
+    rtt_ns: int
+    queue_ns: int
+    buffer_bytes: int
+    window_bytes: int
+    outstanding_bytes: int
+    slot_bytes: int
+    chunk_bytes: int
+    waiting: int
+    waiting_bytes: int
+    lanes: tuple[LaneStatus, ...]
+    transfers: tuple[WaitingStatus, ...]
+    """The first ones in line (see ``CoordinatorMachine.status``)."""
+    window_violations: int
+    fallback_bytes_per_s: int
+    """Sum of what agents may send by themselves."""
+    totals: LinkTotals
+    last_reason: str
+
+    @property
+    def granted_rate_bytes_per_s(self) -> int:
+        """Sum of the rates of lanes that are not leaving: at most the pace."""
+        return sum(lane.rate_bytes_per_s for lane in self.lanes if not lane.leaving)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """One agent with an open session."""
+
+    agent: AgentName
+    session: int
+    incarnation: int
+    data_address: str
+    endpoints: int
+    transfers: int
+    """Requested and not done."""
+    heard_ago_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """A coordinator."""
+
+    name: str
+    epoch: int
+    owns: tuple[str, ...]
+    agents: tuple[AgentStatus, ...]
+    endpoints: tuple[DirectoryEntry, ...]
+    links: tuple[LinkStatus, ...]
+    protocol_errors: int

@@ -1,0 +1,438 @@
+"""The grant policy of one link: who may send how much, at which rate, from when on, and why.
+
+Theory of operation
+-------------------
+Each agent with granted bytes has a *lane* (:mod:`proxyd.core.lanes`). Whenever something happened (a request, a report,
+a deadline), :meth:`LinkGranter.decide` makes the *plan*: which agents should be sending now, each at which rate.
+
+* ``pipeline`` and ``bulk``: one agent at a time, in the order of their transfers' arrival, at the whole pace. Only
+  where an
+  agent has shown that it can't use it all, the next in line gets the rest, and so on.
+* ``sync``: all waiting agents at once, at equal shares (a barrier ends with its last member, and 1/N needs no
+  hand-over).
+* An urgent class takes the whole link from the others at the next slot; 5 % of the bytes go to the longest waiter.
+
+Agents in the plan are granted whole chunks as long as their lane's window and each bottleneck's window have room: the
+next slots of the present sender are issued ahead, clocked by what is delivered. Agents not in the plan get nothing more
+and drain within a slot or two.
+
+**Hand-over.** The successor's grant is issued when the present lane's agent says that its last granted byte leaves
+within the lead time, and starts when that has happened. If that report never comes (the agent died or hangs), the lane
+counts as busy until its grants' time has run out. Rates of lanes that are not leaving never sum to more than the pace:
+others shrink before anyone grows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxyd.core.allocation import LinkQueue, Waiting, fair_shares
+from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
+from proxyd.core.ids import AgentName
+from proxyd.core.lanes import Lane
+from proxyd.core.messages import Grant, LinkInfo, Report
+from proxyd.core.window import Bottleneck, lane_window_bytes, link_sizes
+from proxyd.wire.envelope import TrafficClass
+
+STARVATION_SHARE = 20
+"""One byte in this many goes to the longest waiter."""
+LEAST_SHARE = 20
+"""A lane that would get less than 1/20 of the pace isn't worth a hand-over."""
+
+
+@dataclasses.dataclass(slots=True)
+class LinkTotals:
+    """What happened on a link since the coordinator began; never decreases."""
+
+    grants: int = 0
+    granted_bytes: int = 0
+    returned_bytes: int = 0
+    delivered_bytes: int = 0
+    forgiven_bytes: int = 0
+    unscheduled_bytes: int = 0
+    fallback_bytes: int = 0
+    retransmits: int = 0
+    clamped_reports: int = 0
+    handovers: int = 0
+    starvation_turns: int = 0
+    class_bytes: list[int] = dataclasses.field(default_factory=lambda: [0] * len(TrafficClass))
+    """Payload of finished transfers, by class."""
+
+
+@dataclasses.dataclass(slots=True)
+class Share:
+    """One line of the plan."""
+
+    lane: Lane
+    traffic: TrafficClass
+    rate_bytes_per_s: int
+    reason: str
+
+
+class LinkGranter:
+    """Grants on one link. Its caller tells it what happened and then asks :meth:`decide`."""
+
+    def __init__(
+        self, settings: LinkSettings, *, epoch: int, control_rtt_ns: int, lease_ns: int, settle_until_ns: int = 0
+    ) -> None:
+        self.settings = settings
+        self.link = settings.link
+        self.epoch = epoch
+        self.sizes = link_sizes(settings, control_rtt_ns, lease_ns)
+        self.estimator = LinkEstimator(settings)
+        self.queue = LinkQueue()
+        self.lanes: dict[int, Lane] = {}
+        self._active: dict[int, Lane] = {}
+        """Lanes with unsettled grants or a reserve: the others cost nothing per decision."""
+        self.totals = LinkTotals()
+        self.last_reason = ""
+        self.settle_until_ns = settle_until_ns
+        """A restarted coordinator grants only what the agents' fallback leaves over until then."""
+        self._control_rtt_ns = control_rtt_ns
+        self._lease_ns = lease_ns
+        self._extra_ns = self.sizes.report_ns + control_rtt_ns
+        self._grants = 0
+        self._rtt_ns = settings.rtt_ns
+        self._credit_bytes = 0
+        self._turn: Waiting | None = None
+        self._turn_left_bytes = 0
+        self._last_session = 0
+        self.bottlenecks: tuple[Bottleneck, ...] = (Bottleneck(str(self.link), 0),)
+        self._resize(1)
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def lane(self, session: int, agent: AgentName) -> Lane:
+        """The session's lane, made when it is new."""
+        lane = self.lanes.get(session)
+        if lane is None:
+            lane = self.lanes[session] = Lane(session, agent)
+        return lane
+
+    def report(self, lane: Lane, report: Report, now_ns: int) -> None:
+        """An agent reported."""
+        account, totals = lane.account, self.totals
+        before = (
+            account.returned_bytes,
+            account.delivered_bytes,
+            account.unscheduled_bytes,
+            account.fallback_bytes,
+            account.retransmits,
+            account.clamped_reports,
+        )
+        self._settle(lane.reported(report, now_ns, self._control_rtt_ns, self.sizes.lead_ns))
+        totals.returned_bytes += account.returned_bytes - before[0]
+        totals.delivered_bytes += account.delivered_bytes - before[1]
+        totals.unscheduled_bytes += account.unscheduled_bytes - before[2]
+        totals.fallback_bytes += account.fallback_bytes - before[3]
+        totals.retransmits += account.retransmits - before[4]
+        totals.clamped_reports += account.clamped_reports - before[5]
+        self.estimator.on_report(report, now_ns)
+        rtt_ns = self.estimator.min_rtt_ns(now_ns)
+        if rtt_ns != self._rtt_ns:
+            self._rtt_ns = rtt_ns
+        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s)
+        if changed:
+            self.last_reason = changed
+
+    def session_ended(self, session: int, agent: AgentName, reserve_bytes_per_s: int, now_ns: int) -> None:
+        """A session is gone. What its agent holds is reserved until it can't matter any more, and so is what it may
+        send by itself until its lease has ended."""
+        lane = self.lane(session, agent)
+        lane.ended = True
+        if reserve_bytes_per_s:
+            lane.reserve_bytes_per_s = reserve_bytes_per_s
+            lane.reserve_until_ns = now_ns + self._lease_ns
+            self._active[session] = lane
+        elif session not in self._active:
+            del self.lanes[session]
+
+    def agent_returned(self, agent: AgentName) -> None:
+        """An agent has a session again: it sends under grants, so its reserve is free."""
+        for lane in self._active.values():
+            if lane.ended and lane.agent == agent:
+                lane.reserve_until_ns = 0
+
+    def reserved_bytes_per_s(self, now_ns: int) -> int:
+        """What is kept free for agents whose session was lost."""
+        return sum(lane.reserve_bytes_per_s for lane in self._active.values() if lane.reserve_until_ns > now_ns)
+
+    # ----------------------------------------------------------------------------------------------------------- time
+
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """When :meth:`decide` should be called although nothing has happened."""
+        best: int | None = None
+        for lane in self._active.values():
+            if lane.account.marks and ((due := lane.account.next_deadline_ns(now_ns)) is not None):
+                best = due if best is None or due < best else best
+            if lane.reserve_until_ns > now_ns:
+                best = lane.reserve_until_ns if best is None else min(best, lane.reserve_until_ns)
+        if self.settle_until_ns > now_ns and self.queue.count:
+            best = self.settle_until_ns if best is None else min(best, self.settle_until_ns)
+        return best
+
+    def _expire(self, now_ns: int) -> None:
+        idle: list[Lane] = []
+        for lane in self._active.values():
+            account = lane.account
+            if account.marks and account.marks[0].forgiven_ns <= now_ns:
+                settled = account.expire(now_ns)
+                self.totals.forgiven_bytes += settled
+                self._settle(settled)
+            if not account.marks and lane.reserve_until_ns <= now_ns:
+                idle.append(lane)
+        for lane in idle:
+            del self._active[lane.session]
+            if lane.ended:
+                del self.lanes[lane.session]
+
+    def _settle(self, nbytes: int) -> None:
+        if nbytes:
+            for bottleneck in self.bottlenecks:
+                bottleneck.settle(nbytes)
+
+    # ------------------------------------------------------------------------------------------------------- decisions
+
+    @property
+    def window_bytes(self) -> int:
+        """The present window."""
+        return self.bottlenecks[0].window_bytes
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Granted and not yet settled, over all lanes."""
+        return self.bottlenecks[0].outstanding_bytes
+
+    def pace_bytes_per_s(self, now_ns: int) -> int:
+        """What may be granted in all at present."""
+        pace = self.sizes.pace_bytes_per_s
+        return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
+
+    def decide(self, now_ns: int) -> list[tuple[int, Grant]]:
+        """Issue what can be issued now: (session, grant) pairs, in order."""
+        self._expire(now_ns)
+        issued: list[tuple[int, Grant]] = []
+        while self._round(now_ns, issued):
+            pass
+        return issued
+
+    def _round(self, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
+        """Serve the plan once; True when a transfer was fully granted, so that the plan may have changed."""
+        busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
+        plan = self._plan(now_ns)
+        planned = {share.lane.session for share in plan}
+        for lane in busy:
+            lane.leaving = lane.near_end and not lane.ended and lane.session not in planned
+        self._resize(max(len(plan), 1))
+        for share in plan:
+            rate, start_ns = self._rate(share, busy, now_ns)
+            if rate and self._issue(share, rate, start_ns, now_ns, issued):
+                return True
+            if rate and share.lane not in busy:
+                busy.append(share.lane)
+        return False
+
+    def _plan(self, now_ns: int) -> list[Share]:
+        pace = self.pace_bytes_per_s(now_ns)
+        left = pace
+        plan: list[Share] = []
+        turn = self._turn_of_the_oldest()
+        if turn is not None:
+            lane = self.lanes[turn.session]
+            rate = min(left, lane.ceiling_bytes_per_s or left)
+            return [Share(lane, turn.traffic, rate, "longest waiter: 5 % of the link is for those")]
+        taken: set[int] = set()
+        for traffic, queue in enumerate(self.queue.classes):
+            if not queue.count:
+                continue
+            if left * LEAST_SHARE < pace:
+                break
+            if traffic == TrafficClass.SYNC:
+                self._plan_all_at_once(left, plan, taken)
+            else:
+                self._plan_one_at_a_time(TrafficClass(traffic), left, pace, plan, taken)
+            left = pace - sum(share.rate_bytes_per_s for share in plan)
+        return plan
+
+    def _plan_one_at_a_time(
+        self, traffic: TrafficClass, left: int, pace: int, plan: list[Share], taken: set[int]
+    ) -> None:
+        queue = self.queue.classes[traffic]
+        first = queue.first()
+        if first is None:
+            return
+        lane = self.lanes[first.session]
+        if not lane.ceiling_bytes_per_s and first.session not in taken:
+            plan.append(Share(lane, traffic, left, _FIRST[traffic]))  # the usual case, without a walk over the others
+            taken.add(first.session)
+            return
+        for waiting in queue.in_order():
+            if left * LEAST_SHARE < pace:
+                break
+            if waiting.session in taken:
+                continue
+            lane = self.lanes[waiting.session]
+            rate = min(left, lane.ceiling_bytes_per_s or left)
+            reason = _FIRST[traffic] if not plan else _BESIDE[traffic]
+            plan.append(Share(lane, traffic, rate, reason))
+            taken.add(waiting.session)
+            left -= rate
+
+    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int]) -> None:
+        queue = self.queue.classes[TrafficClass.SYNC]
+        # A lane that can't have one chunk in flight is none: more members than that take turns.
+        most = max(1, left * max(self._rtt_ns, self.sizes.report_ns) // NANOS // self.sizes.chunk_bytes)
+        sessions = [session for session in queue.sessions() if session not in taken]
+        if len(sessions) > most:
+            firsts = [waiting for session in sessions if (waiting := queue.head(session)) is not None]
+            firsts.sort(key=lambda waiting: waiting.order)
+            sessions = sorted(waiting.session for waiting in firsts[:most])
+        lanes = [self.lanes[session] for session in sessions]
+        shares = fair_shares(left, [lane.ceiling_bytes_per_s or left for lane in lanes])
+        reason = f"sync: {len(lanes)} agents at once, at equal shares"
+        for lane, rate in zip(lanes, shares, strict=True):
+            plan.append(Share(lane, TrafficClass.SYNC, rate, reason))
+            taken.add(lane.session)
+
+    def _turn_of_the_oldest(self) -> Waiting | None:
+        """The longest waiter, when the 5 % that it is owed have become a turn."""
+        turn = self._turn
+        if turn is not None:
+            if turn.queued and self._turn_left_bytes > 0:
+                return turn
+            self._turn = None
+        if self._credit_bytes < self._turn_bytes:
+            return None
+        oldest = self.queue.oldest()
+        if oldest is None:
+            return None
+        self._credit_bytes = 0
+        self._turn = oldest
+        self._turn_left_bytes = self._turn_bytes
+        self.totals.starvation_turns += 1
+        return oldest
+
+    @property
+    def _turn_bytes(self) -> int:
+        """A turn is long enough that the hand-overs before and after it cost little."""
+        return max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50)
+
+    def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
+        """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
+        lane = share.lane
+        held = leaving = 0
+        start_ns = now_ns
+        for other in busy:
+            if other is lane:
+                continue
+            if other.leaving:
+                leaving += other.binding_rate(now_ns)
+            else:
+                held += other.binding_rate(now_ns)
+        pace = self.pace_bytes_per_s(now_ns)
+        rate = min(share.rate_bytes_per_s, pace - held)
+        if rate * 4 < share.rate_bytes_per_s or rate <= 0:
+            return 0, now_ns
+        if leaving and rate + held + leaving > pace:
+            start_ns = max(now_ns, max(other.leaves_ns for other in busy if other.leaving and other is not lane))
+        return rate, start_ns
+
+    def _issue(self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
+        """Grant a lane what its window holds; True when a transfer was fully granted."""
+        lane, sizes = share.lane, self.sizes
+        waiting = self._turn if self._turn is not None else self.queue.classes[share.traffic].head(lane.session)
+        if waiting is None:
+            return False
+        account = lane.account
+        room = self._lane_window(rate) - account.outstanding_bytes
+        for bottleneck in self.bottlenecks:
+            room = min(room, bottleneck.room_bytes)
+        need = waiting.need_bytes
+        nbytes = need if need <= room else room // sizes.chunk_bytes * sizes.chunk_bytes
+        if nbytes <= 0:
+            return False
+        idle = not lane.busy(now_ns)
+        reason = share.reason
+        if self._last_session != lane.session:
+            self._last_session = lane.session
+            self.totals.handovers += 1
+            if start_ns > now_ns:
+                reason = f"{reason}; starts when the lane before it has left"
+        send_ns = nbytes * NANOS // rate
+        leaves_by_ns = max(start_ns, lane.leaves_ns) + sizes.ttl_ns + 2 * send_ns
+        account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4)
+        lane.granted(rate, start_ns, idle)
+        self._active[lane.session] = lane
+        for bottleneck in self.bottlenecks:
+            bottleneck.take(nbytes)
+        self.queue.granted(waiting, nbytes)
+        waiting.reason = reason
+        self._count(waiting, nbytes)
+        self._grants += 1
+        start_in_ns = max(0, start_ns - now_ns - self._control_rtt_ns // 2)
+        grant = Grant(
+            grant=self._grants,
+            transfer=waiting.transfer,
+            link=self.link,
+            nbytes=nbytes,
+            rate_bytes_per_s=rate,
+            start_in_ns=start_in_ns,
+            ttl_ns=sizes.ttl_ns,
+            epoch=self.epoch,
+            lead_ns=sizes.lead_ns,
+            reason=reason,
+        )
+        issued.append((lane.session, grant))
+        return waiting.need_bytes <= 0
+
+    def _count(self, waiting: Waiting, nbytes: int) -> None:
+        totals = self.totals
+        totals.grants += 1
+        totals.granted_bytes += nbytes
+        if self._turn is waiting:
+            self._turn_left_bytes -= nbytes
+        elif any(queue.count for queue in self.queue.classes[waiting.traffic + 1 :]):
+            # Only a lower class can starve: within a class it is first come, first served.
+            self._credit_bytes += nbytes // STARVATION_SHARE
+        self.last_reason = f"{waiting.transfer}: {waiting.reason}"
+
+    # ----------------------------------------------------------------------------------------------------------- sizes
+
+    def _lane_window(self, rate: int) -> int:
+        pace = self.sizes.pace_bytes_per_s
+        chunk = self.sizes.chunk_bytes
+        slot = max(chunk, self.sizes.slot_bytes * rate // pace // chunk * chunk)
+        return lane_window_bytes(rate, self._rtt_ns, self.settings.buffer_bytes, slot, self._extra_ns, pace)
+
+    def _resize(self, lanes: int) -> None:
+        """The link's window for so many lanes: each needs a chunk or two ahead, however slow it is."""
+        pace = self.sizes.pace_bytes_per_s
+        target = self._lane_window(pace) + (lanes - 1) * 2 * self.sizes.chunk_bytes
+        for bottleneck in self.bottlenecks:
+            bottleneck.resize(target)
+
+    def info(self, now_ns: int) -> LinkInfo:
+        """What agents are told of the link."""
+        estimate = self.estimator.estimate(now_ns)
+        return LinkInfo(
+            link=self.link,
+            rate_bytes_per_s=self.sizes.pace_bytes_per_s,
+            rtt_ns=estimate.min_rtt_ns,
+            buffer_bytes=estimate.buffer_bytes,
+            queue_ns=estimate.queue_ns,
+            slot_bytes=self.sizes.slot_bytes,
+            chunk_bytes=self.sizes.chunk_bytes,
+            waiting_bytes=self.queue.need_bytes,
+            age_ns=estimate.age_ns,
+            source=estimate.source,
+        )
+
+
+_FIRST = {
+    TrafficClass.PIPELINE: "pipeline: first in line, whole link",
+    TrafficClass.BULK: "bulk: nothing more urgent waits, first in line",
+}
+_BESIDE = {
+    TrafficClass.PIPELINE: "pipeline: next in line, takes what the one before can't use",
+    TrafficClass.BULK: "bulk: takes what is left over",
+}

@@ -1,0 +1,144 @@
+"""A lane: what one agent holds on one link, and what it has shown that it can do.
+
+A lane is *busy* while granted bytes may still leave its host. It is *leaving* once its agent has said that its last
+granted byte leaves within the lead time and its turn is over: its share of the rate then passes to the successor, who
+starts when the last byte has left. So the rates of busy lanes that are not leaving never sum to more than the link's
+pace.
+
+**What a lane can really send.** A cold or shrunk TCP window, a slow NIC or a busy host shows in what left, never in the
+plan. Once per round trip of uninterrupted sending the meter compares: below 0.9 of the granted rate, the lane's
+*ceiling* becomes what it managed times 1.25 (times 2 while that still grows fast, as in slow start) and others get the
+rest; above, the ceiling is raised by half until it no longer binds.
+"""
+
+from __future__ import annotations
+
+from proxyd.core.bandwidth import NANOS
+from proxyd.core.ids import AgentName
+from proxyd.core.messages import Report
+from proxyd.core.window import Account
+
+DELIVERS = 0.9
+"""A lane that sends at least this part of its rate uses it."""
+GROWS = 1.4
+"""Growth per round trip that only a window in slow start shows."""
+
+
+class Lane:
+    """One session's lane on one link."""
+
+    __slots__ = (
+        "_epoch_left_bytes",
+        "_epoch_limited",
+        "_epoch_ns",
+        "_last_rate",
+        "account",
+        "agent",
+        "ceiling_bytes_per_s",
+        "ceiling_sticks",
+        "ended",
+        "leaves_ns",
+        "leaving",
+        "near_end",
+        "rate_bytes_per_s",
+        "reported_ns",
+        "reserve_bytes_per_s",
+        "reserve_until_ns",
+        "session",
+    )
+
+    def __init__(self, session: int, agent: AgentName) -> None:
+        self.session = session
+        self.agent = agent
+        self.account = Account()
+        self.rate_bytes_per_s = 0
+        """Of its latest grant."""
+        self.ceiling_bytes_per_s = 0
+        """What it has shown that it can send; 0: no limit known."""
+        self.ceiling_sticks = False
+        """The ceiling says something about the path or the host, not only about data that wasn't there."""
+        self.near_end = False
+        """Its agent said that all it was granted leaves within the lead time."""
+        self.leaving = False
+        self.leaves_ns = 0
+        """When its last granted byte leaves, as last reported."""
+        self.reported_ns = 0
+        self.ended = False
+        """Its session is gone: nothing more will be reported."""
+        self.reserve_bytes_per_s = 0
+        self.reserve_until_ns = 0
+        """An agent without coordinator may go on at its fallback rate: kept free until its lease has ended."""
+        self._epoch_ns = 0
+        self._epoch_left_bytes = 0
+        self._epoch_limited = True
+        self._last_rate = 0
+
+    def binding_rate(self, now_ns: int) -> int:
+        """The part of the link that this lane may be using."""
+        rate = self.account.binding_rate(now_ns)
+        ceiling = self.ceiling_bytes_per_s
+        if ceiling and rate > ceiling:
+            rate = ceiling
+        if self.reserve_until_ns > now_ns and rate < self.reserve_bytes_per_s:
+            return self.reserve_bytes_per_s
+        return rate
+
+    def busy(self, now_ns: int) -> bool:
+        """Granted bytes may still be at its host."""
+        return self.account.binding_rate(now_ns) > 0 or self.reserve_until_ns > now_ns
+
+    def granted(self, rate_bytes_per_s: int, start_ns: int, idle: bool) -> None:
+        """A grant was issued."""
+        if idle:
+            self._epoch_ns = start_ns
+            self._epoch_left_bytes = self.account.left_bytes
+            self._epoch_limited = True
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self.near_end = self.leaving = False
+
+    def reported(self, report: Report, now_ns: int, control_rtt_ns: int, lead_ns: int) -> int:
+        """Take in a report; answers the bytes that it settled."""
+        account = self.account
+        settled = account.report(report)
+        self.reported_ns = now_ns
+        leaves_in = max(0, report.leaves_in_ns - control_rtt_ns // 2) if report.backlog_bytes > 0 else 0
+        self.near_end = account.unseen_bytes == 0 and leaves_in <= lead_ns
+        self.leaves_ns = now_ns + min(leaves_in, lead_ns)
+        if not self.near_end:
+            self.leaving = False
+        return settled
+
+    def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int) -> str:
+        """Judge the last round trip of sending; answers in words what changed, or ""."""
+        if report.backlog_bytes <= 0:
+            # Nothing to send: the time says nothing about the path. What was only a lack of data is forgotten.
+            self._epoch_ns = now_ns
+            self._epoch_left_bytes = self.account.left_bytes
+            self._epoch_limited = True
+            if not self.ceiling_sticks:
+                self.ceiling_bytes_per_s = 0
+            return ""
+        self._epoch_limited = self._epoch_limited and report.limited
+        elapsed_ns = now_ns - self._epoch_ns
+        if elapsed_ns < max(rtt_ns, 20_000_000):
+            return ""
+        measured = (self.account.left_bytes - self._epoch_left_bytes) * NANOS // elapsed_ns
+        limited, last = self._epoch_limited, self._last_rate
+        self._epoch_ns = now_ns
+        self._epoch_left_bytes = self.account.left_bytes
+        self._epoch_limited = True
+        self._last_rate = measured
+        rate = self.rate_bytes_per_s
+        if measured >= DELIVERS * rate:
+            if self.ceiling_bytes_per_s:
+                raised = self.ceiling_bytes_per_s + self.ceiling_bytes_per_s // 2
+                self.ceiling_bytes_per_s = raised if raised < pace_bytes_per_s else 0
+            return ""
+        grows = last == 0 or measured > GROWS * last
+        ceiling = measured * 2 if grows else measured + measured // 4
+        self.ceiling_bytes_per_s = max(min(ceiling, pace_bytes_per_s), pace_bytes_per_s // 64, 1)
+        self.ceiling_sticks = limited
+        return (
+            f"{self.agent} sends only {measured} of {rate} bytes/s granted"
+            f"{'' if limited else ' (it lacks data)'}: others get what it leaves"
+        )
