@@ -1,8 +1,6 @@
-"""What the coordinator counts for Prometheus: seen at its door, on the way in and out of the machine.
+"""What the coordinator counts at its door: waits for the first grant, ends of transfers, messages.
 
-Grants, reports and ends of transfers pass the daemon anyway, so the totals are kept here, over all sessions, and the
-machine stays free of them. Reports are cumulative per session; the difference to the session's last one is what counts,
-so a session that begins anew neither repeats nor loses anything.
+The machine keeps the totals of its links; what only metrics need is counted here, so that the machine stays free of it.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from proxyd.core.effects import CoordinatorEffect, ToAgent
-from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened, TimePassed
+from proxyd.core.events import CoordinatorEvent, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import LinkName, TransferId
-from proxyd.core.messages import CancelRequest, Denied, Grant, Report, Request, TransferDone
+from proxyd.core.messages import CancelRequest, Denied, Grant, Request, TransferDone
 from proxyd.runtime.metrics import Histogram, MetricFamily, counter
 
 WAIT_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -29,37 +27,20 @@ class Observer:
 
     def __init__(self) -> None:
         self._links: set[str] = set()
-        self._granted_bytes: Counter[str] = Counter()
-        self._grants: Counter[str] = Counter()
-        self._fallback_bytes: Counter[str] = Counter()
-        self._unscheduled_bytes: Counter[str] = Counter()
-        self._retransmits: Counter[str] = Counter()
-        self._delivered_bytes: Counter[str] = Counter()
         self._transfers: Counter[tuple[str, str, str]] = Counter()
         self._transfer_bytes: Counter[tuple[str, str]] = Counter()
-        self._denied = 0
         self._messages: Counter[str] = Counter()
+        self._denied = 0
         self._sessions_opened = 0
-        self._reports: dict[tuple[int, LinkName], Report] = {}
         self._asked: OrderedDict[TransferId, tuple[int, str]] = OrderedDict()
         self._waits: dict[str, Histogram] = {}
-
-    def _label(self, link: LinkName) -> str:
-        name = str(link)
-        if name not in self._links:
-            if len(self._links) >= MAX_LINKS:
-                return OTHER_LINK
-            self._links.add(name)
-        return name
 
     def saw(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
         """An event, before the machine has it."""
         if isinstance(event, SessionMessage):
             message = event.message
             self._messages[type(message).__name__] += 1
-            if isinstance(message, Report):
-                self._saw_report(event.session, message)
-            elif isinstance(message, Request):
+            if isinstance(message, Request):
                 self._saw_request(now_ns, message)
             elif isinstance(message, TransferDone):
                 self._saw_done(message)
@@ -67,9 +48,6 @@ class Observer:
                 self._asked.pop(message.transfer, None)
         elif isinstance(event, SessionOpened):
             self._sessions_opened += 1
-        elif isinstance(event, SessionClosed):
-            for key in [key for key in self._reports if key[0] == event.session]:
-                del self._reports[key]
 
     def performed(self, now_ns: int, effects: Iterable[CoordinatorEffect]) -> None:
         """Effects of the machine."""
@@ -78,9 +56,6 @@ class Observer:
                 continue
             message = effect.message
             if isinstance(message, Grant):
-                link = self._label(message.link)
-                self._grants[link] += 1
-                self._granted_bytes[link] += message.nbytes
                 asked = self._asked.pop(message.transfer, None)
                 if asked is not None:
                     histogram = self._waits.setdefault(asked[1], Histogram(WAIT_BOUNDS_S))
@@ -96,42 +71,22 @@ class Observer:
             if len(self._asked) > MAX_WAITING:
                 self._asked.popitem(last=False)
 
-    def _saw_report(self, session: int, report: Report) -> None:
-        link = self._label(report.link)
-        key = (session, report.link)
-        last = self._reports.get(key)
-        self._reports[key] = report
-        for totals, name in (
-            (self._fallback_bytes, "fallback_bytes"),
-            (self._unscheduled_bytes, "unscheduled_bytes"),
-            (self._delivered_bytes, "delivered_bytes"),
-            (self._retransmits, "retransmits"),
-        ):
-            before = 0 if last is None else getattr(last, name)
-            totals[link] += max(0, getattr(report, name) - before)
-
     def _saw_done(self, done: TransferDone) -> None:
         link, traffic = self._label(done.link), done.traffic.label
         self._transfers[link, traffic, "ok" if done.ok else "failed"] += 1
         self._transfer_bytes[link, traffic] += done.nbytes if done.ok else 0
         self._asked.pop(done.transfer, None)
 
+    def _label(self, link: LinkName) -> str:
+        name = str(link)
+        if name not in self._links:
+            if len(self._links) >= MAX_LINKS:
+                return OTHER_LINK
+            self._links.add(name)
+        return name
+
     def families(self) -> Iterable[MetricFamily]:
         """Everything counted so far."""
-        by_link = (
-            ("proxyd_granted_bytes_total", "Payload bytes granted.", self._granted_bytes),
-            ("proxyd_grants_total", "Grants issued.", self._grants),
-            ("proxyd_delivered_bytes_total", "Granted payload bytes acknowledged by TCP.", self._delivered_bytes),
-            (
-                "proxyd_fallback_bytes_total",
-                "Bytes sent without a grant: the coordinator was silent.",
-                self._fallback_bytes,
-            ),
-            ("proxyd_unscheduled_bytes_total", "Bytes of small messages, sent at once.", self._unscheduled_bytes),
-            ("proxyd_retransmitted_segments_total", "TCP segments sent again.", self._retransmits),
-        )
-        for name, text, totals in by_link:
-            yield counter(name, text, [({"link": link}, value) for link, value in sorted(totals.items())])
         yield counter(
             "proxyd_transfers_total",
             "Transfers that crossed a link and ended, as their senders saw it.",

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proxyd.v1 import coordination_pb2 as proxyd_dot_v1_dot_coordination__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proxyd/v1/admin.proto\x12\tproxyd.v1\x1a\x1cproxyd/v1/coordination.proto\"\x0f\n\rStatusRequest\"\xe2\x01\n\x0eStatusResponse\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tuptime_ns\x18\x04 \x01(\x04\x12\x0c\n\x04owns\x18\x05 \x03(\t\x12&\n\x06\x61gents\x18\x06 \x03(\x0b\x32\x16.proxyd.v1.AgentStatus\x12,\n\tendpoints\x18\x07 \x03(\x0b\x32\x19.proxyd.v1.EndpointStatus\x12$\n\x05links\x18\x08 \x03(\x0b\x32\x15.proxyd.v1.LinkStatus\"\x81\x01\n\x0b\x41gentStatus\x12#\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\x11\n\tsilent_ns\x18\x04 \x01(\x04\x12\x11\n\tendpoints\x18\x05 \x01(\r\"u\n\x0e\x45ndpointStatus\x12)\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x17.proxyd.v1.EndpointName\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12#\n\x05\x61gent\x18\x03 \x01(\x0b\x32\x14.proxyd.v1.AgentName\"2\n\x0cLinksRequest\x12\"\n\x05links\x18\x01 \x03(\x0b\x32\x13.proxyd.v1.LinkName\"5\n\rLinksResponse\x12$\n\x05links\x18\x01 \x03(\x0b\x32\x15.proxyd.v1.LinkStatus\"\xf1\x02\n\nLinkStatus\x12!\n\x04link\x18\x01 \x01(\x0b\x32\x13.proxyd.v1.LinkName\x12%\n\x08\x65stimate\x18\x02 \x01(\x0b\x32\x13.proxyd.v1.LinkInfo\x12\x14\n\x0cwindow_bytes\x18\x03 \x01(\x04\x12\x19\n\x11outstanding_bytes\x18\x04 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x05 \x01(\x04\x12\x17\n\x0f\x64\x65livered_bytes\x18\x06 \x01(\x04\x12\x16\n\x0e\x66\x61llback_bytes\x18\x07 \x01(\x04\x12\x19\n\x11unscheduled_bytes\x18\x08 \x01(\x04\x12\x19\n\x11waiting_transfers\x18\t \x01(\r\x12$\n\x05lanes\x18\n \x03(\x0b\x32\x15.proxyd.v1.LaneStatus\x12)\n\x07waiting\x18\x0b \x03(\x0b\x32\x18.proxyd.v1.WaitingStatus\x12\x19\n\x11window_violations\x18\x0c \x01(\x04\"}\n\nLaneStatus\x12#\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x18\n\x10rate_bytes_per_s\x18\x02 \x01(\x04\x12\x19\n\x11outstanding_bytes\x18\x03 \x01(\x04\x12\x15\n\rbacklog_bytes\x18\x04 \x01(\x04\"\xe4\x01\n\rWaitingStatus\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\x12#\n\x05\x61gent\x18\x02 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x0b\n\x03job\x18\x03 \x01(\t\x12(\n\x07traffic\x18\x04 \x01(\x0e\x32\x17.proxyd.v1.TrafficClass\x12\x14\n\x0cwanted_bytes\x18\x05 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x06 \x01(\x04\x12\x11\n\twaited_ns\x18\x07 \x01(\x04\x12\x0e\n\x06reason\x18\x08 \x01(\t\"5\n\nWhyRequest\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\"\x8c\x02\n\x0bWhyResponse\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\x12!\n\x04link\x18\x02 \x01(\x0b\x32\x13.proxyd.v1.LinkName\x12#\n\x05\x61gent\x18\x03 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12(\n\x07traffic\x18\x04 \x01(\x0e\x32\x17.proxyd.v1.TrafficClass\x12\r\n\x05state\x18\x05 \x01(\t\x12\x14\n\x0cwanted_bytes\x18\x06 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x07 \x01(\x04\x12&\n\tdecisions\x18\x08 \x03(\x0b\x32\x13.proxyd.v1.Decision\"8\n\x08\x44\x65\x63ision\x12\x0e\n\x06\x61ge_ns\x18\x01 \x01(\x04\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t2\xb8\x01\n\x05\x41\x64min\x12=\n\x06Status\x12\x18.proxyd.v1.StatusRequest\x1a\x19.proxyd.v1.StatusResponse\x12:\n\x05Links\x12\x17.proxyd.v1.LinksRequest\x1a\x18.proxyd.v1.LinksResponse\x12\x34\n\x03Why\x12\x15.proxyd.v1.WhyRequest\x1a\x16.proxyd.v1.WhyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proxyd/v1/admin.proto\x12\tproxyd.v1\x1a\x1cproxyd/v1/coordination.proto\"\x0f\n\rStatusRequest\"\xfb\x01\n\x0eStatusResponse\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tuptime_ns\x18\x04 \x01(\x04\x12\x0c\n\x04owns\x18\x05 \x03(\t\x12&\n\x06\x61gents\x18\x06 \x03(\x0b\x32\x16.proxyd.v1.AgentStatus\x12,\n\tendpoints\x18\x07 \x03(\x0b\x32\x19.proxyd.v1.EndpointStatus\x12$\n\x05links\x18\x08 \x03(\x0b\x32\x15.proxyd.v1.LinkStatus\x12\x17\n\x0fprotocol_errors\x18\t \x01(\x04\"\x99\x01\n\x0b\x41gentStatus\x12#\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x11\n\tendpoints\x18\x04 \x01(\x04\x12\x11\n\ttransfers\x18\x05 \x01(\x04\x12\x14\n\x0cheard_ago_ns\x18\x06 \x01(\x04\"u\n\x0e\x45ndpointStatus\x12)\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x17.proxyd.v1.EndpointName\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12#\n\x05\x61gent\x18\x03 \x01(\x0b\x32\x14.proxyd.v1.AgentName\"2\n\x0cLinksRequest\x12\"\n\x05links\x18\x01 \x03(\x0b\x32\x13.proxyd.v1.LinkName\"5\n\rLinksResponse\x12$\n\x05links\x18\x01 \x03(\x0b\x32\x15.proxyd.v1.LinkStatus\"\xa5\x04\n\nLinkStatus\x12!\n\x04link\x18\x01 \x01(\x0b\x32\x13.proxyd.v1.LinkName\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x18\n\x10pace_bytes_per_s\x18\x03 \x01(\x04\x12\x1e\n\x16\x62ottleneck_bytes_per_s\x18\x04 \x01(\x04\x12 \n\x18granted_rate_bytes_per_s\x18\x05 \x01(\x04\x12\x0e\n\x06rtt_ns\x18\x06 \x01(\x04\x12\x10\n\x08queue_ns\x18\x07 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\t \x01(\x04\x12\x19\n\x11outstanding_bytes\x18\n \x01(\x04\x12\x12\n\nslot_bytes\x18\x0b \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x0c \x01(\x04\x12\x19\n\x11waiting_transfers\x18\r \x01(\x04\x12\x15\n\rwaiting_bytes\x18\x0e \x01(\x04\x12\x19\n\x11window_violations\x18\x0f \x01(\x04\x12\x1c\n\x14\x66\x61llback_bytes_per_s\x18\x10 \x01(\x04\x12\x13\n\x0blast_reason\x18\x11 \x01(\t\x12%\n\x06totals\x18\x12 \x01(\x0b\x32\x15.proxyd.v1.LinkTotals\x12$\n\x05lanes\x18\x13 \x03(\x0b\x32\x15.proxyd.v1.LaneStatus\x12)\n\x07waiting\x18\x14 \x03(\x0b\x32\x18.proxyd.v1.WaitingStatus\"\xbf\x01\n\nLinkTotals\x12\x0e\n\x06grants\x18\x01 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereturned_bytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x64\x65livered_bytes\x18\x04 \x01(\x04\x12\x19\n\x11unscheduled_bytes\x18\x05 \x01(\x04\x12\x16\n\x0e\x66\x61llback_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bretransmits\x18\x07 \x01(\x04\x12\x11\n\thandovers\x18\x08 \x01(\x04\"\x94\x01\n\nLaneStatus\x12#\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x18\n\x10rate_bytes_per_s\x18\x02 \x01(\x04\x12\x1b\n\x13\x63\x65iling_bytes_per_s\x18\x03 \x01(\x04\x12\x19\n\x11outstanding_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\"\x8f\x02\n\rWaitingStatus\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\x12#\n\x05\x61gent\x18\x02 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12)\n\x0b\x64\x65stination\x18\x03 \x01(\x0b\x32\x14.proxyd.v1.AgentName\x12\x0b\n\x03job\x18\x04 \x01(\t\x12(\n\x07traffic\x18\x05 \x01(\x0e\x32\x17.proxyd.v1.TrafficClass\x12\x14\n\x0cwanted_bytes\x18\x06 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\x12\x0e\n\x06reason\x18\t \x01(\t\"5\n\nWhyRequest\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\"k\n\x0bWhyResponse\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.proxyd.v1.TransferId\x12\x0b\n\x03now\x18\x02 \x01(\t\x12&\n\tdecisions\x18\x03 \x03(\x0b\x32\x13.proxyd.v1.Decision\"8\n\x08\x44\x65\x63ision\x12\x0e\n\x06\x61ge_ns\x18\x01 \x01(\x04\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t2\xb8\x01\n\x05\x41\x64min\x12=\n\x06Status\x12\x18.proxyd.v1.StatusRequest\x1a\x19.proxyd.v1.StatusResponse\x12:\n\x05Links\x12\x17.proxyd.v1.LinksRequest\x1a\x18.proxyd.v1.LinksResponse\x12\x34\n\x03Why\x12\x15.proxyd.v1.WhyRequest\x1a\x16.proxyd.v1.WhyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_start=66
   _globals['_STATUSREQUEST']._serialized_end=81
   _globals['_STATUSRESPONSE']._serialized_start=84
-  _globals['_STATUSRESPONSE']._serialized_end=310
-  _globals['_AGENTSTATUS']._serialized_start=313
-  _globals['_AGENTSTATUS']._serialized_end=442
-  _globals['_ENDPOINTSTATUS']._serialized_start=444
-  _globals['_ENDPOINTSTATUS']._serialized_end=561
-  _globals['_LINKSREQUEST']._serialized_start=563
-  _globals['_LINKSREQUEST']._serialized_end=613
-  _globals['_LINKSRESPONSE']._serialized_start=615
-  _globals['_LINKSRESPONSE']._serialized_end=668
-  _globals['_LINKSTATUS']._serialized_start=671
-  _globals['_LINKSTATUS']._serialized_end=1040
-  _globals['_LANESTATUS']._serialized_start=1042
-  _globals['_LANESTATUS']._serialized_end=1167
-  _globals['_WAITINGSTATUS']._serialized_start=1170
-  _globals['_WAITINGSTATUS']._serialized_end=1398
-  _globals['_WHYREQUEST']._serialized_start=1400
-  _globals['_WHYREQUEST']._serialized_end=1453
-  _globals['_WHYRESPONSE']._serialized_start=1456
-  _globals['_WHYRESPONSE']._serialized_end=1724
-  _globals['_DECISION']._serialized_start=1726
-  _globals['_DECISION']._serialized_end=1782
-  _globals['_ADMIN']._serialized_start=1785
-  _globals['_ADMIN']._serialized_end=1969
+  _globals['_STATUSRESPONSE']._serialized_end=335
+  _globals['_AGENTSTATUS']._serialized_start=338
+  _globals['_AGENTSTATUS']._serialized_end=491
+  _globals['_ENDPOINTSTATUS']._serialized_start=493
+  _globals['_ENDPOINTSTATUS']._serialized_end=610
+  _globals['_LINKSREQUEST']._serialized_start=612
+  _globals['_LINKSREQUEST']._serialized_end=662
+  _globals['_LINKSRESPONSE']._serialized_start=664
+  _globals['_LINKSRESPONSE']._serialized_end=717
+  _globals['_LINKSTATUS']._serialized_start=720
+  _globals['_LINKSTATUS']._serialized_end=1269
+  _globals['_LINKTOTALS']._serialized_start=1272
+  _globals['_LINKTOTALS']._serialized_end=1463
+  _globals['_LANESTATUS']._serialized_start=1466
+  _globals['_LANESTATUS']._serialized_end=1614
+  _globals['_WAITINGSTATUS']._serialized_start=1617
+  _globals['_WAITINGSTATUS']._serialized_end=1888
+  _globals['_WHYREQUEST']._serialized_start=1890
+  _globals['_WHYREQUEST']._serialized_end=1943
+  _globals['_WHYRESPONSE']._serialized_start=1945
+  _globals['_WHYRESPONSE']._serialized_end=2052
+  _globals['_DECISION']._serialized_start=2054
+  _globals['_DECISION']._serialized_end=2110
+  _globals['_ADMIN']._serialized_start=2113
+  _globals['_ADMIN']._serialized_end=2297
 # @@protoc_insertion_point(module_scope)

@@ -46,10 +46,12 @@ class StatusResponse(_message.Message):
     AGENTS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_ERRORS_FIELD_NUMBER: _builtins.int
     coordinator: _builtins.str
     version: _builtins.str
     epoch: _builtins.int
     uptime_ns: _builtins.int
+    protocol_errors: _builtins.int
     @_builtins.property
     def owns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -69,10 +71,11 @@ class StatusResponse(_message.Message):
         agents: _abc.Iterable[Global___AgentStatus] | None = ...,
         endpoints: _abc.Iterable[Global___EndpointStatus] | None = ...,
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
+        protocol_errors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "coordinator", b"coordinator", "endpoints", b"endpoints", "epoch", b"epoch", "links", b"links", "owns", b"owns", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "coordinator", b"coordinator", "endpoints", b"endpoints", "epoch", b"epoch", "links", b"links", "owns", b"owns", "protocol_errors", b"protocol_errors", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -80,32 +83,37 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
 class AgentStatus(_message.Message):
+    """An agent with an open session."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
-    CONNECTED_FIELD_NUMBER: _builtins.int
-    SILENT_NS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    HEARD_AGO_NS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
     data_address: _builtins.str
-    connected: _builtins.bool
-    """False: its session has ended and its lease has not."""
-    silent_ns: _builtins.int
     endpoints: _builtins.int
+    transfers: _builtins.int
+    """Requested and not done."""
+    heard_ago_ns: _builtins.int
     @_builtins.property
     def agent(self) -> _coordination_pb2.AgentName: ...
     def __init__(
         self,
         *,
         agent: _coordination_pb2.AgentName | None = ...,
+        incarnation: _builtins.int = ...,
         data_address: _builtins.str = ...,
-        connected: _builtins.bool = ...,
-        silent_ns: _builtins.int = ...,
         endpoints: _builtins.int = ...,
+        transfers: _builtins.int = ...,
+        heard_ago_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "connected", b"connected", "data_address", b"data_address", "endpoints", b"endpoints", "silent_ns", b"silent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "data_address", b"data_address", "endpoints", b"endpoints", "heard_ago_ns", b"heard_ago_ns", "incarnation", b"incarnation", "transfers", b"transfers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,70 +193,144 @@ class LinkStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LINK_FIELD_NUMBER: _builtins.int
-    ESTIMATE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PACE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    BOTTLENECK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    GRANTED_RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RTT_NS_FIELD_NUMBER: _builtins.int
+    QUEUE_NS_FIELD_NUMBER: _builtins.int
+    BUFFER_BYTES_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     OUTSTANDING_BYTES_FIELD_NUMBER: _builtins.int
-    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
-    DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
-    FALLBACK_BYTES_FIELD_NUMBER: _builtins.int
-    UNSCHEDULED_BYTES_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_TRANSFERS_FIELD_NUMBER: _builtins.int
+    WAITING_BYTES_FIELD_NUMBER: _builtins.int
+    WINDOW_VIOLATIONS_FIELD_NUMBER: _builtins.int
+    FALLBACK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LAST_REASON_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
-    WINDOW_VIOLATIONS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """"configured", "default", "estimated"."""
+    pace_bytes_per_s: _builtins.int
+    """Payload rate that is granted in all."""
+    bottleneck_bytes_per_s: _builtins.int
+    granted_rate_bytes_per_s: _builtins.int
+    rtt_ns: _builtins.int
+    queue_ns: _builtins.int
+    buffer_bytes: _builtins.int
     window_bytes: _builtins.int
     outstanding_bytes: _builtins.int
-    granted_bytes: _builtins.int
-    delivered_bytes: _builtins.int
-    fallback_bytes: _builtins.int
-    unscheduled_bytes: _builtins.int
+    slot_bytes: _builtins.int
+    chunk_bytes: _builtins.int
     waiting_transfers: _builtins.int
+    waiting_bytes: _builtins.int
     window_violations: _builtins.int
+    fallback_bytes_per_s: _builtins.int
+    """Sum of what agents may send by themselves when this coordinator falls silent."""
+    last_reason: _builtins.str
     @_builtins.property
     def link(self) -> _coordination_pb2.LinkName: ...
     @_builtins.property
-    def estimate(self) -> _coordination_pb2.LinkInfo: ...
+    def totals(self) -> Global___LinkTotals: ...
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneStatus]: ...
     @_builtins.property
-    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingStatus]: ...
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingStatus]:
+        """The first in line."""
+
     def __init__(
         self,
         *,
         link: _coordination_pb2.LinkName | None = ...,
-        estimate: _coordination_pb2.LinkInfo | None = ...,
+        source: _builtins.str = ...,
+        pace_bytes_per_s: _builtins.int = ...,
+        bottleneck_bytes_per_s: _builtins.int = ...,
+        granted_rate_bytes_per_s: _builtins.int = ...,
+        rtt_ns: _builtins.int = ...,
+        queue_ns: _builtins.int = ...,
+        buffer_bytes: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
         outstanding_bytes: _builtins.int = ...,
-        granted_bytes: _builtins.int = ...,
-        delivered_bytes: _builtins.int = ...,
-        fallback_bytes: _builtins.int = ...,
-        unscheduled_bytes: _builtins.int = ...,
+        slot_bytes: _builtins.int = ...,
+        chunk_bytes: _builtins.int = ...,
         waiting_transfers: _builtins.int = ...,
+        waiting_bytes: _builtins.int = ...,
+        window_violations: _builtins.int = ...,
+        fallback_bytes_per_s: _builtins.int = ...,
+        last_reason: _builtins.str = ...,
+        totals: Global___LinkTotals | None = ...,
         lanes: _abc.Iterable[Global___LaneStatus] | None = ...,
         waiting: _abc.Iterable[Global___WaitingStatus] | None = ...,
-        window_violations: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "link", b"link"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_bytes", b"delivered_bytes", "estimate", b"estimate", "fallback_bytes", b"fallback_bytes", "granted_bytes", b"granted_bytes", "lanes", b"lanes", "link", b"link", "outstanding_bytes", b"outstanding_bytes", "unscheduled_bytes", b"unscheduled_bytes", "waiting", b"waiting", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck_bytes_per_s", b"bottleneck_bytes_per_s", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "fallback_bytes_per_s", b"fallback_bytes_per_s", "granted_rate_bytes_per_s", b"granted_rate_bytes_per_s", "lanes", b"lanes", "last_reason", b"last_reason", "link", b"link", "outstanding_bytes", b"outstanding_bytes", "pace_bytes_per_s", b"pace_bytes_per_s", "queue_ns", b"queue_ns", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "totals", b"totals", "waiting", b"waiting", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
 
 @_typing.final
+class LinkTotals(_message.Message):
+    """Since the coordinator began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTS_FIELD_NUMBER: _builtins.int
+    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
+    RETURNED_BYTES_FIELD_NUMBER: _builtins.int
+    DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
+    UNSCHEDULED_BYTES_FIELD_NUMBER: _builtins.int
+    FALLBACK_BYTES_FIELD_NUMBER: _builtins.int
+    RETRANSMITS_FIELD_NUMBER: _builtins.int
+    HANDOVERS_FIELD_NUMBER: _builtins.int
+    grants: _builtins.int
+    granted_bytes: _builtins.int
+    returned_bytes: _builtins.int
+    delivered_bytes: _builtins.int
+    unscheduled_bytes: _builtins.int
+    fallback_bytes: _builtins.int
+    retransmits: _builtins.int
+    handovers: _builtins.int
+    def __init__(
+        self,
+        *,
+        grants: _builtins.int = ...,
+        granted_bytes: _builtins.int = ...,
+        returned_bytes: _builtins.int = ...,
+        delivered_bytes: _builtins.int = ...,
+        unscheduled_bytes: _builtins.int = ...,
+        fallback_bytes: _builtins.int = ...,
+        retransmits: _builtins.int = ...,
+        handovers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_bytes", b"delivered_bytes", "fallback_bytes", b"fallback_bytes", "granted_bytes", b"granted_bytes", "grants", b"grants", "handovers", b"handovers", "retransmits", b"retransmits", "returned_bytes", b"returned_bytes", "unscheduled_bytes", b"unscheduled_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkTotals: _TypeAlias = LinkTotals  # noqa: Y015
+
+@_typing.final
 class LaneStatus(_message.Message):
-    """One agent that holds grants on a link now."""
+    """What one agent holds on a link now."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
     RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    CEILING_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     OUTSTANDING_BYTES_FIELD_NUMBER: _builtins.int
-    BACKLOG_BYTES_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     rate_bytes_per_s: _builtins.int
+    ceiling_bytes_per_s: _builtins.int
+    """What it has shown that it can send; 0: no limit known."""
     outstanding_bytes: _builtins.int
-    backlog_bytes: _builtins.int
+    leaving: _builtins.bool
     @_builtins.property
     def agent(self) -> _coordination_pb2.AgentName: ...
     def __init__(
@@ -256,12 +338,13 @@ class LaneStatus(_message.Message):
         *,
         agent: _coordination_pb2.AgentName | None = ...,
         rate_bytes_per_s: _builtins.int = ...,
+        ceiling_bytes_per_s: _builtins.int = ...,
         outstanding_bytes: _builtins.int = ...,
-        backlog_bytes: _builtins.int = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "backlog_bytes", b"backlog_bytes", "outstanding_bytes", b"outstanding_bytes", "rate_bytes_per_s", b"rate_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "ceiling_bytes_per_s", b"ceiling_bytes_per_s", "leaving", b"leaving", "outstanding_bytes", b"outstanding_bytes", "rate_bytes_per_s", b"rate_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,12 +352,11 @@ Global___LaneStatus: _TypeAlias = LaneStatus  # noqa: Y015
 
 @_typing.final
 class WaitingStatus(_message.Message):
-    """One of the first transfers in a link's queue."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
     WANTED_BYTES_FIELD_NUMBER: _builtins.int
@@ -291,11 +373,14 @@ class WaitingStatus(_message.Message):
     def transfer(self) -> _coordination_pb2.TransferId: ...
     @_builtins.property
     def agent(self) -> _coordination_pb2.AgentName: ...
+    @_builtins.property
+    def destination(self) -> _coordination_pb2.AgentName: ...
     def __init__(
         self,
         *,
         transfer: _coordination_pb2.TransferId | None = ...,
         agent: _coordination_pb2.AgentName | None = ...,
+        destination: _coordination_pb2.AgentName | None = ...,
         job: _builtins.str = ...,
         traffic: _coordination_pb2.TrafficClass.ValueType = ...,
         wanted_bytes: _builtins.int = ...,
@@ -303,9 +388,9 @@ class WaitingStatus(_message.Message):
         waited_ns: _builtins.int = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "destination", b"destination", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "granted_bytes", b"granted_bytes", "job", b"job", "reason", b"reason", "traffic", b"traffic", "transfer", b"transfer", "waited_ns", b"waited_ns", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "destination", b"destination", "granted_bytes", b"granted_bytes", "job", b"job", "reason", b"reason", "traffic", b"traffic", "transfer", b"transfer", "waited_ns", b"waited_ns", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,40 +421,24 @@ class WhyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_FIELD_NUMBER: _builtins.int
-    LINK_FIELD_NUMBER: _builtins.int
-    AGENT_FIELD_NUMBER: _builtins.int
-    TRAFFIC_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    WANTED_BYTES_FIELD_NUMBER: _builtins.int
-    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
-    traffic: _coordination_pb2.TrafficClass.ValueType
-    state: _builtins.str
-    wanted_bytes: _builtins.int
-    granted_bytes: _builtins.int
+    now: _builtins.str
+    """Where it stands, in words; empty when it is over."""
     @_builtins.property
     def transfer(self) -> _coordination_pb2.TransferId: ...
-    @_builtins.property
-    def link(self) -> _coordination_pb2.LinkName: ...
-    @_builtins.property
-    def agent(self) -> _coordination_pb2.AgentName: ...
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
     def __init__(
         self,
         *,
         transfer: _coordination_pb2.TransferId | None = ...,
-        link: _coordination_pb2.LinkName | None = ...,
-        agent: _coordination_pb2.AgentName | None = ...,
-        traffic: _coordination_pb2.TrafficClass.ValueType = ...,
-        state: _builtins.str = ...,
-        wanted_bytes: _builtins.int = ...,
-        granted_bytes: _builtins.int = ...,
+        now: _builtins.str = ...,
         decisions: _abc.Iterable[Global___Decision] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "link", b"link", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "decisions", b"decisions", "granted_bytes", b"granted_bytes", "link", b"link", "state", b"state", "traffic", b"traffic", "transfer", b"transfer", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "now", b"now", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,8 +452,8 @@ class Decision(_message.Message):
     WHAT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     age_ns: _builtins.int
-    """How long ago."""
     what: _builtins.str
+    """"requested", "queued", "granted", "denied", "done", "failed", "cancelled"."""
     reason: _builtins.str
     def __init__(
         self,

@@ -69,7 +69,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Why(self, request, context):
-        """Why a transfer waits, or waited: its decisions with their times. NOT_FOUND when the coordinator knows it no longer.
+        """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

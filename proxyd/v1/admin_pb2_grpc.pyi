@@ -36,7 +36,7 @@ class AdminStub:
     Links: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LinksRequest, _admin_pb2.LinksResponse]
     """The links alone."""
     Why: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WhyRequest, _admin_pb2.WhyResponse]
-    """Why a transfer waits, or waited: its decisions with their times. NOT_FOUND when the coordinator knows it no longer."""
+    """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -46,7 +46,7 @@ class AdminAsyncStub(AdminStub):
     Links: _aio.UnaryUnaryMultiCallable[_admin_pb2.LinksRequest, _admin_pb2.LinksResponse]  # type: ignore[assignment]
     """The links alone."""
     Why: _aio.UnaryUnaryMultiCallable[_admin_pb2.WhyRequest, _admin_pb2.WhyResponse]  # type: ignore[assignment]
-    """Why a transfer waits, or waited: its decisions with their times. NOT_FOUND when the coordinator knows it no longer."""
+    """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -71,6 +71,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WhyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.WhyResponse, _abc.Awaitable[_admin_pb2.WhyResponse]]:
-        """Why a transfer waits, or waited: its decisions with their times. NOT_FOUND when the coordinator knows it no longer."""
+        """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,89 @@
+"""The Admin service: what a person may ask. Read only, and from this host only.
+
+Sessions prove the shared token; a single question can't (there is no challenge in it), so a listener that other hosts
+can reach answers questions only to callers on this one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from proxyd import __version__
+from proxyd.coordinator.story import Stories
+from proxyd.core.coordinator import CoordinatorMachine
+from proxyd.runtime import translate_admin
+from proxyd.runtime.translate import TranslateError
+from proxyd.v1 import admin_pb2
+from proxyd.v1.admin_pb2_grpc import AdminServicer
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdminService(AdminServicer):
+    """Answers from the machine's status."""
+
+    def __init__(
+        self, machine: CoordinatorMachine, stories: Stories, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._machine = machine
+        self._stories = stories
+        self._clock = clock
+        self._started_ns = clock()
+
+    async def Status(self, request: admin_pb2.StatusRequest, context: _Context) -> admin_pb2.StatusResponse:
+        """Everything at a glance."""
+        await _local_only(context)
+        now_ns = self._clock()
+        return translate_admin.status_response(self._machine.status(now_ns), __version__, now_ns - self._started_ns)
+
+    async def Links(self, request: admin_pb2.LinksRequest, context: _Context) -> admin_pb2.LinksResponse:
+        """The links alone."""
+        await _local_only(context)
+        status = self._machine.status(self._clock())
+        return translate_admin.links_response(status, translate_admin.wanted_links(request))
+
+    async def Why(self, request: admin_pb2.WhyRequest, context: _Context) -> admin_pb2.WhyResponse:
+        """The story of one transfer."""
+        await _local_only(context)
+        try:
+            transfer = translate_admin.wanted_transfer(request)
+        except TranslateError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        now = self._machine.why(transfer)
+        decisions = self._stories.of(transfer, self._clock())
+        if now is None and not decisions:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"transfer {transfer} is not known: it was never requested here, or too long ago",
+            )
+        return translate_admin.why_response(transfer, now or "", decisions)
+
+
+async def _local_only(context: _Context) -> None:
+    peer = context.peer()
+    if not is_local_peer(peer):
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "admin questions are answered on the coordinator's own host only; run proxyd status there",
+        )
+
+
+def is_local_peer(peer: str) -> bool:
+    """Whether a peer (``ipv4:127.0.0.1:4711``, ``ipv6:%5B::1%5D:4711``, ``unix:...``) is on this host."""
+    kind, _, rest = peer.partition(":")
+    if kind in ("unix", "unix-abstract"):
+        return True
+    host = unquote(rest).rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return ip.is_loopback or (mapped is not None and mapped.is_loopback)

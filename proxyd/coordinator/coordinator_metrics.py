@@ -1,0 +1,87 @@
+"""The coordinator's metrics: the machine's status and the observer's counts, as families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from proxyd.coordinator.observer import Observer
+from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
+from proxyd.runtime.metrics import MetricFamily, build_info, counter, gauge
+
+_Read = Callable[[LinkStatus], float]
+
+LINK_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
+    ("proxyd_grants_total", "Grants issued.", lambda link: link.totals.grants),
+    ("proxyd_granted_bytes_total", "Payload bytes granted.", lambda link: link.totals.granted_bytes),
+    ("proxyd_returned_bytes_total", "Granted bytes that came back unspent.", lambda link: link.totals.returned_bytes),
+    (
+        "proxyd_delivered_bytes_total",
+        "Granted payload bytes acknowledged by TCP.",
+        lambda link: link.totals.delivered_bytes,
+    ),
+    (
+        "proxyd_fallback_bytes_total",
+        "Payload bytes sent without a grant, while the coordinator was silent.",
+        lambda link: link.totals.fallback_bytes,
+    ),
+    (
+        "proxyd_unscheduled_bytes_total",
+        "Payload bytes of small messages, sent at once.",
+        lambda link: link.totals.unscheduled_bytes,
+    ),
+    ("proxyd_retransmitted_segments_total", "TCP segments sent again.", lambda link: link.totals.retransmits),
+    (
+        "proxyd_handovers_total",
+        "Times that the link passed from one sender to another.",
+        lambda link: link.totals.handovers,
+    ),
+    (
+        "proxyd_window_violations_total",
+        "Times that outstanding grants exceeded the window; always 0, or it is a bug.",
+        lambda link: link.window_violations,
+    ),
+)
+
+LINK_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    (
+        "proxyd_link_rate_bytes_per_second",
+        "Payload rate that may be granted in all.",
+        lambda link: link.pace_bytes_per_s,
+    ),
+    (
+        "proxyd_link_granted_rate_bytes_per_second",
+        "Payload rate that is granted now.",
+        lambda link: link.granted_rate_bytes_per_s,
+    ),
+    (
+        "proxyd_link_window_bytes",
+        "Most bytes that may be granted and not yet delivered.",
+        lambda link: link.window_bytes,
+    ),
+    ("proxyd_link_outstanding_bytes", "Bytes granted and not yet delivered.", lambda link: link.outstanding_bytes),
+    ("proxyd_link_rtt_seconds", "Smallest round trip seen.", lambda link: link.rtt_ns / 1e9),
+    ("proxyd_link_queue_seconds", "Queueing delay in the network.", lambda link: link.queue_ns / 1e9),
+    ("proxyd_link_buffer_bytes", "Buffer in front of the link; 0: not known.", lambda link: link.buffer_bytes),
+    ("proxyd_link_waiting_transfers", "Transfers that wait for grants.", lambda link: link.waiting),
+    ("proxyd_link_waiting_bytes", "Bytes that wait for grants.", lambda link: link.waiting_bytes),
+    ("proxyd_link_lanes", "Agents that hold grants.", lambda link: sum(1 for lane in link.lanes if not lane.ended)),
+    (
+        "proxyd_link_fallback_rate_bytes_per_second",
+        "Rate that agents may use by themselves when this coordinator falls silent.",
+        lambda link: link.fallback_bytes_per_s,
+    ),
+)
+
+
+def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Iterable[MetricFamily]:
+    """All of the coordinator's families."""
+    yield build_info("coordinator")
+    yield gauge("proxyd_epoch", "Life of this coordinator; rises at each start.", [({}, status.epoch)])
+    yield gauge("proxyd_agent_sessions", "Agents with an open session.", [({}, len(status.agents))])
+    yield gauge("proxyd_endpoints", "Trainers registered.", [({}, len(status.endpoints))])
+    yield counter("proxyd_protocol_errors_total", "Sessions that broke the protocol.", [({}, status.protocol_errors)])
+    for name, text, read in LINK_COUNTERS:
+        yield counter(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
+    for name, text, read in LINK_GAUGES:
+        yield gauge(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
+    yield from observer.families()

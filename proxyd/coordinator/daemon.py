@@ -1,0 +1,156 @@
+"""The coordinator daemon: configuration in, machine, server and metrics put together, exit code out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from proxyd.coordinator.admin import AdminService
+from proxyd.coordinator.coordinator_metrics import coordinator_families
+from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.server import ControlServer
+from proxyd.coordinator.servicer import SessionServicer
+from proxyd.coordinator.story import Stories
+from proxyd.core.bandwidth import LinkSettings
+from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
+from proxyd.core.effects import CoordinatorEffect
+from proxyd.core.events import CoordinatorEvent, TimePassed
+from proxyd.core.ids import LinkName
+from proxyd.runtime.config import Config, read_token
+from proxyd.runtime.driver import Driver, loop_timer
+from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
+from proxyd.runtime.logs import fields
+from proxyd.runtime.metrics import MetricFamily, MetricsServer
+from proxyd.runtime.notify import Notifier
+
+log = logging.getLogger("proxyd.coordinator")
+
+
+def run(config: Config, ready_fd: int | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ConfigError and ListenError at start.
+
+    :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
+    """
+    token = read_token(config.require_coordinator().token_file) or b""
+    return run_daemon(lambda stop: serve(config, token, stop, ready_fd))
+
+
+def machine_config(config: Config) -> CoordinatorConfig:
+    """The machine's view of a configuration file."""
+    section = config.require_coordinator()
+    return CoordinatorConfig(
+        name=section.name,
+        owns=section.owns,
+        links=tuple(
+            LinkSettings(
+                link=LinkName(link.from_site, link.to_site),
+                capacity_bytes_per_s=link.capacity_bytes_per_s,
+                rtt_ns=link.rtt_ns,
+                buffer_bytes=link.buffer_bytes,
+                pace_share=link.pace,
+                mtu_bytes=link.mtu,
+            )
+            for link in config.links
+        ),
+        beat_ns=section.beat_ns,
+        lease_ns=section.lease_ns,
+        control_rtt_ns=section.rtt_control_ns,
+    )
+
+
+def new_epoch() -> int:
+    """Higher than in any earlier life on this host, without keeping a file: wall-clock milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Coordinator:
+    """The machine with everything around it but a network: also what tests and benchmarks drive.
+
+    :param on_failure: told of a bug in the machine; see :class:`proxyd.runtime.driver.Driver`.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        token: bytes,
+        on_failure: Callable[[BaseException], None] | None = None,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self.machine = CoordinatorMachine(config, new_epoch() if epoch is None else epoch)
+        self.observer = Observer()
+        self.stories = Stories()
+        self.servicer = SessionServicer(token, self._on_event)
+        self.admin = AdminService(self.machine, self.stories)
+        self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
+            self.machine,
+            self._perform,
+            timer=loop_timer(asyncio.get_running_loop()),
+            record=self._record,
+            on_failure=on_failure,
+        )
+
+    def _on_event(self, event: CoordinatorEvent) -> None:
+        self.driver.handle(event)
+
+    def _record(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
+        self.observer.saw(now_ns, event)
+        self.stories.saw(now_ns, event)
+
+    def _perform(self, effects: Sequence[CoordinatorEffect]) -> None:
+        now_ns = self.driver.now_ns()
+        self.observer.performed(now_ns, effects)
+        self.stories.performed(now_ns, effects)
+        self.servicer.perform(effects)
+
+    def families(self) -> Iterable[MetricFamily]:
+        """For a scrape."""
+        return coordinator_families(self.machine.status(self.driver.now_ns(), transfers_per_link=0), self.observer)
+
+
+async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None) -> None:
+    """Everything between a checked configuration and the end. Raises ListenError."""
+    section = config.require_coordinator()
+    coordinator = Coordinator(machine_config(config), token, stop.fail)
+    server = ControlServer(coordinator.servicer, coordinator.admin, with_reflection=section.reflection)
+    notifier = Notifier()
+    async with contextlib.AsyncExitStack() as ending:
+        ending.callback(notifier.close)
+        ending.callback(coordinator.driver.close)
+        metrics = None
+        if section.metrics_address is not None:
+            metrics = MetricsServer(section.metrics_address, coordinator.families)
+            ending.push_async_callback(metrics.close)
+        await server.start(section.listen_addresses)
+        ending.push_async_callback(server.stop)
+        if metrics is not None:
+            await metrics.start()
+        coordinator.driver.start()
+        watchdog = asyncio.get_running_loop().create_task(ping_watchdog(notifier))
+        ending.callback(watchdog.cancel)
+        facts = {
+            "address": next((one for one in server.addresses if not one.startswith("unix:")), server.addresses[0]),
+            "addresses": server.addresses,
+            "metrics": None if metrics is None else metrics.url,
+            "pid": os.getpid(),
+        }
+        announce_ready(ready_fd, facts)
+        notifier.ready(f"coordinator {section.name} at {', '.join(server.addresses)}")
+        log.info(
+            "coordinator is up",
+            extra=fields(
+                name=section.name,
+                epoch=coordinator.machine.epoch,
+                listen=", ".join(server.addresses),
+                links=len(config.links),
+                metrics="off" if metrics is None else metrics.url,
+            ),
+        )
+        reason = await stop.wait()
+        notifier.stopping(reason)
+        log.info("coordinator stops", extra=fields(reason=reason))
+        await coordinator.servicer.stop()

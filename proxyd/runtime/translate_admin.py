@@ -1,0 +1,162 @@
+"""The coordinator's status as protobuf, for the Admin service. One way only: nothing of it is read back into the core.
+
+Beside :mod:`proxyd.runtime.translate`, and under the same rule: no other module sees both forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.runtime.translate import TranslateError
+from proxyd.v1 import admin_pb2, coordination_pb2
+from proxyd.wire.envelope import TrafficClass
+
+
+class Decision(NamedTuple):
+    """Something that happened to a transfer."""
+
+    age_ns: int
+    what: str
+    reason: str
+
+
+def _agent(name: AgentName) -> coordination_pb2.AgentName:
+    return coordination_pb2.AgentName(site=name.site, name=name.name)
+
+
+def _link(name: LinkName) -> coordination_pb2.LinkName:
+    return coordination_pb2.LinkName(src_site=name.src_site, dst_site=name.dst_site)
+
+
+def _endpoint(name: EndpointName) -> coordination_pb2.EndpointName:
+    return coordination_pb2.EndpointName(job=name.job, rank=name.rank)
+
+
+def _transfer(transfer: TransferId) -> coordination_pb2.TransferId:
+    return coordination_pb2.TransferId(incarnation=transfer.incarnation, sequence=transfer.sequence)
+
+
+def _traffic(traffic: TrafficClass) -> coordination_pb2.TrafficClass.ValueType:
+    return coordination_pb2.TrafficClass.Value(f"TRAFFIC_CLASS_{traffic.name}")
+
+
+def status_response(status: CoordinatorStatus, version: str, uptime_ns: int) -> admin_pb2.StatusResponse:
+    """Everything at a glance."""
+    return admin_pb2.StatusResponse(
+        coordinator=status.name,
+        version=version,
+        epoch=status.epoch,
+        uptime_ns=uptime_ns,
+        owns=status.owns,
+        agents=[
+            admin_pb2.AgentStatus(
+                agent=_agent(agent.agent),
+                incarnation=agent.incarnation,
+                data_address=agent.data_address,
+                endpoints=agent.endpoints,
+                transfers=agent.transfers,
+                heard_ago_ns=max(0, agent.heard_ago_ns),
+            )
+            for agent in status.agents
+        ],
+        endpoints=[
+            admin_pb2.EndpointStatus(
+                endpoint=_endpoint(entry.endpoint), incarnation=entry.incarnation, agent=_agent(entry.agent)
+            )
+            for entry in status.endpoints
+        ],
+        links=[link_status(link) for link in status.links],
+        protocol_errors=status.protocol_errors,
+    )
+
+
+def link_status(link: LinkStatus) -> admin_pb2.LinkStatus:
+    """One link with its lanes and the first in its line."""
+    totals = link.totals
+    return admin_pb2.LinkStatus(
+        link=_link(link.link),
+        source=link.source,
+        pace_bytes_per_s=link.pace_bytes_per_s,
+        bottleneck_bytes_per_s=link.bottleneck_bytes_per_s,
+        granted_rate_bytes_per_s=link.granted_rate_bytes_per_s,
+        rtt_ns=link.rtt_ns,
+        queue_ns=link.queue_ns,
+        buffer_bytes=link.buffer_bytes,
+        window_bytes=link.window_bytes,
+        outstanding_bytes=link.outstanding_bytes,
+        slot_bytes=link.slot_bytes,
+        chunk_bytes=link.chunk_bytes,
+        waiting_transfers=link.waiting,
+        waiting_bytes=link.waiting_bytes,
+        window_violations=link.window_violations,
+        fallback_bytes_per_s=link.fallback_bytes_per_s,
+        last_reason=link.last_reason,
+        totals=admin_pb2.LinkTotals(
+            grants=totals.grants,
+            granted_bytes=totals.granted_bytes,
+            returned_bytes=totals.returned_bytes,
+            delivered_bytes=totals.delivered_bytes,
+            unscheduled_bytes=totals.unscheduled_bytes,
+            fallback_bytes=totals.fallback_bytes,
+            retransmits=totals.retransmits,
+            handovers=totals.handovers,
+        ),
+        lanes=[
+            admin_pb2.LaneStatus(
+                agent=_agent(lane.agent),
+                rate_bytes_per_s=lane.rate_bytes_per_s,
+                ceiling_bytes_per_s=lane.ceiling_bytes_per_s,
+                outstanding_bytes=lane.outstanding_bytes,
+                leaving=lane.leaving,
+            )
+            for lane in link.lanes
+        ],
+        waiting=[
+            admin_pb2.WaitingStatus(
+                transfer=_transfer(item.transfer),
+                agent=_agent(item.agent),
+                destination=_agent(item.destination),
+                job=item.job,
+                traffic=_traffic(item.traffic),
+                wanted_bytes=item.wanted_bytes,
+                granted_bytes=item.granted_bytes,
+                waited_ns=max(0, item.waited_ns),
+                reason=item.reason,
+            )
+            for item in link.transfers
+        ],
+    )
+
+
+def links_response(status: CoordinatorStatus, wanted: Iterable[LinkName]) -> admin_pb2.LinksResponse:
+    """The links alone; of ``wanted`` only, unless that is empty."""
+    names = set(wanted)
+    return admin_pb2.LinksResponse(
+        links=[link_status(link) for link in status.links if not names or link.link in names]
+    )
+
+
+def wanted_links(request: admin_pb2.LinksRequest) -> list[LinkName]:
+    """The links that a request names."""
+    return [LinkName(link.src_site, link.dst_site) for link in request.links]
+
+
+def wanted_transfer(request: admin_pb2.WhyRequest) -> TransferId:
+    """The transfer that a request names. Raises TranslateError when it names none."""
+    if not request.HasField("transfer"):
+        raise TranslateError("WhyRequest.transfer is missing")
+    return TransferId(request.transfer.incarnation, request.transfer.sequence)
+
+
+def why_response(transfer: TransferId, now: str, decisions: Sequence[Decision]) -> admin_pb2.WhyResponse:
+    """The story of one transfer."""
+    return admin_pb2.WhyResponse(
+        transfer=_transfer(transfer),
+        now=now,
+        decisions=[
+            admin_pb2.Decision(age_ns=max(0, one.age_ns), what=one.what, reason=one.reason) for one in decisions
+        ],
+    )
