@@ -1,0 +1,175 @@
+"""Shared memory at the trainer's side: where send blocks lie, and the mappings of arenas.
+
+:class:`BlockAllocator` is pure: first fit over free ranges sorted by address, which coalesce when they meet. First fit
+keeps reusing the lowest addresses, and that is the point: the first touch of a memfd page costs about 1 ns per byte,
+six times a warm one.
+
+A mapping is never closed by hand: views of messages may outlive the endpoint, and unmapping under a view crashes the
+process. Each view holds the mapping; the last one to die unmaps it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from proxyd.wire.arena import PAGE_BYTES, page_round_up, read_header
+from proxyd.wire.client import ArenaKind
+from proxyd.wire.codec import WireError
+from proxyd_client.buffers import Bytes, view_of
+
+_MADV_POPULATE_WRITE = 23
+_PREFAULT_STEP_BYTES = 8 << 20
+PREFAULT_LIMIT_BYTES = 64 << 20
+"""How much of the first send arena is touched ahead: what a burst needs, not what a long run might."""
+
+
+class BlockAllocator:
+    """Hands out page-aligned ranges of ``[start, end)``. Not thread-safe."""
+
+    def __init__(self, start: int, end: int) -> None:
+        if start % PAGE_BYTES or end < start:
+            raise ValueError(f"range {start}..{end} must start at a page and not end before it")
+        end -= end % PAGE_BYTES
+        self._starts: list[int] = [start] if end > start else []
+        self._ends: list[int] = [end] if end > start else []
+        self._used: dict[int, int] = {}
+        self.capacity_bytes = max(0, end - start)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not handed out, in however many pieces."""
+        return sum(self._ends) - sum(self._starts)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes handed out, rounded up to pages."""
+        return sum(self._used.values())
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Lowest offset with room for ``nbytes`` (> 0), or None."""
+        if nbytes <= 0:
+            raise ValueError(f"a block of {nbytes} bytes can't be allocated")
+        size = page_round_up(nbytes)
+        for index, start in enumerate(self._starts):
+            if self._ends[index] - start < size:
+                continue
+            if self._ends[index] - start == size:
+                del self._starts[index], self._ends[index]
+            else:
+                self._starts[index] = start + size
+            self._used[start] = size
+            return start
+        return None
+
+    def free(self, offset: int) -> None:
+        """Give a block back. Raises ValueError for an offset that isn't handed out."""
+        size = self._used.pop(offset, None)
+        if size is None:
+            raise ValueError(f"no block is handed out at offset {offset}")
+        end = offset + size
+        index = bisect.bisect_left(self._starts, offset)
+        joins_next = index < len(self._starts) and self._starts[index] == end
+        joins_previous = index > 0 and self._ends[index - 1] == offset
+        if joins_previous and joins_next:
+            self._ends[index - 1] = self._ends[index]
+            del self._starts[index], self._ends[index]
+        elif joins_previous:
+            self._ends[index - 1] = end
+        elif joins_next:
+            self._starts[index] = offset
+        else:
+            self._starts.insert(index, offset)
+            self._ends.insert(index, end)
+
+
+class Mapping:
+    """One mapped arena."""
+
+    def __init__(self, fd: int, arena: int, kind: ArenaKind, size_bytes: int) -> None:
+        """Map ``fd`` (and leave it open). Raises WireError when it isn't what the agent says it is."""
+        actual_bytes = os.fstat(fd).st_size
+        if size_bytes < PAGE_BYTES or actual_bytes < size_bytes:
+            raise WireError(f"arena {arena} of {size_bytes} bytes is backed by {actual_bytes}")
+        self.arena = arena
+        self.kind = kind
+        self.size_bytes = size_bytes
+        # What the trainer only reads is mapped so: a stray write through a view must not reach the agent's memory.
+        writable = kind is ArenaKind.SEND
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        area = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
+        self.bytes: Bytes = np.frombuffer(area, np.uint8)
+        header = read_header(view_of(self.bytes), size_bytes)
+        # A PEER arena is another client's SEND arena, and says so.
+        if header.kind not in (kind, ArenaKind.SEND if kind is ArenaKind.PEER else kind):
+            raise WireError(f"arena {arena} was granted as {kind.name} but its header says kind {header.kind}")
+
+    def block(self, offset: int, nbytes: int) -> Bytes:
+        """A new array over one block: an object of its own, whose death tells that the last view is gone.
+
+        Raises WireError when the block lies outside the arena.
+        """
+        if offset < PAGE_BYTES or nbytes < 0 or offset + nbytes > self.size_bytes:
+            raise WireError(f"block {offset}+{nbytes} lies outside arena {self.arena} of {self.size_bytes} bytes")
+        return self.bytes[offset : offset + nbytes]
+
+    def prefault(self, stop_requested: Callable[[], bool]) -> None:
+        """Touch the first pages ahead of use, in steps, without the GIL. Best effort: an old kernel just refuses."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        address = self.bytes.ctypes.data
+        end = min(self.size_bytes, PREFAULT_LIMIT_BYTES)
+        for at in range(0, end, _PREFAULT_STEP_BYTES):
+            step_bytes = min(_PREFAULT_STEP_BYTES, end - at)
+            pointer, length = ctypes.c_void_p(address + at), ctypes.c_size_t(step_bytes)
+            if stop_requested() or libc.madvise(pointer, length, _MADV_POPULATE_WRITE) != 0:
+                return
+
+
+class SendBlock(NamedTuple):
+    """A block of a send arena, held by the trainer or lent to the agent."""
+
+    mapping: Mapping
+    offset: int
+    data: Bytes
+
+
+class SendArenas:
+    """All arenas that this endpoint may send from. Not thread-safe: the session's lock guards it."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, tuple[Mapping, BlockAllocator]] = {}
+
+    def __len__(self) -> int:
+        return len(self._arenas)
+
+    def add(self, mapping: Mapping) -> None:
+        """Take an arena into use."""
+        self._arenas[mapping.arena] = mapping, BlockAllocator(PAGE_BYTES, mapping.size_bytes)
+
+    def allocate(self, nbytes: int) -> SendBlock | None:
+        """A block for ``nbytes`` in the oldest arena that has room, or None."""
+        for mapping, allocator in self._arenas.values():
+            offset = allocator.allocate(nbytes)
+            if offset is not None:
+                return SendBlock(mapping, offset, mapping.block(offset, nbytes))
+        return None
+
+    def free(self, block: SendBlock) -> None:
+        """Give a block back."""
+        self._arenas[block.mapping.arena][1].free(block.offset)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in blocks that are lent out."""
+        return sum(allocator.used_bytes for _, allocator in self._arenas.values())
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Room of all arenas together."""
+        return sum(allocator.capacity_bytes for _, allocator in self._arenas.values())

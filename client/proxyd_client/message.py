@@ -1,0 +1,65 @@
+"""A received message: read-only, without a copy, and given back when its last view dies."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from proxyd.wire.envelope import Envelope
+from proxyd_client.buffers import Bytes, view_of
+from proxyd_client.errors import ArgumentError
+
+
+class Message:
+    """One message. Its memory is the agent's arena; every view keeps the block, the last one to die gives it back.
+
+    That holds for :attr:`data`, :attr:`array`, and whatever is sliced or viewed from them. A view that is kept keeps a
+    whole block: copy (``bytes(m.data)``, ``m.array.copy()``) what must live long.
+    """
+
+    __slots__ = ("data", "dtype", "group", "nbytes", "shape", "src", "tag")
+
+    def __init__(self, envelope: Envelope, block: Bytes, give_back: Callable[[], None] | None) -> None:
+        """``block``: an array object that nobody else holds; ``give_back`` is called once, when its last view died."""
+        self.src: int = envelope.src_rank
+        """Rank of the sender."""
+        self.tag: int = envelope.tag
+        self.group: str = envelope.group
+        self.dtype: str = envelope.dtype
+        """Name of the element type; may be one that numpy doesn't know (``bfloat16``)."""
+        self.shape: tuple[int, ...] = envelope.shape
+        self.nbytes: int = envelope.nbytes
+        # Every memoryview and every array made from it refers to `block` as the exporter of the memory: its death is
+        # the death of the last view, however deep the chain of slices.
+        if give_back is not None:
+            weakref.finalize(block, give_back).atexit = False
+        self.data: memoryview = view_of(block).toreadonly()
+        """The bytes, one-dimensional, read-only."""
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The message as a read-only numpy array, without a copy.
+
+        Raises ArgumentError when numpy has no such dtype: use :attr:`data`, or import ``ml_dtypes`` first.
+        """
+        try:
+            dtype = np.dtype(self.dtype)
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise ArgumentError(
+                f"numpy knows no dtype {self.dtype!r}",
+                next_step="Use .data (for example torch.frombuffer(m.data, dtype=...)), or import ml_dtypes",
+            ) from error
+        flat = np.frombuffer(self.data, dtype) if self.nbytes else np.empty(0, dtype)
+        array = flat.reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __repr__(self) -> str:
+        return f"<Message {self.dtype}{list(self.shape)} from rank {self.src}, tag {self.tag}, {self.nbytes} bytes>"

@@ -1,0 +1,511 @@
+"""Receiving: matching offered messages to posted receives, and getting their bytes to where they are wanted.
+
+``recv`` hands out a view of the block once all of it is there. ``recv_into`` copies while the message is still landing
+(cut-through): whoever waits for it copies; for a receive that nobody waits for, the background thread does. A copy runs
+without the lock, and one at a time per receive (:attr:`Receive.copying`), so a receive can't end, nor its buffer go
+back to the caller, under a running copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import OrderedDict
+from typing import TypeVar, cast
+
+import numpy as np
+
+from proxyd.wire.client import (
+    Accept,
+    Block,
+    Expect,
+    Landed,
+    Offered,
+    PeerGone,
+    PeerHere,
+    RecvData,
+    RecvFailed,
+    Release,
+    encode,
+)
+from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TransferId
+from proxyd_client.arena import Mapping
+from proxyd_client.buffers import Bytes, Payload, misfit, view_of
+from proxyd_client.core import SessionCore
+from proxyd_client.errors import (
+    MismatchError,
+    PeerLost,
+    ProxydError,
+    TransferCancelled,
+    TransferTimeout,
+    class_of_code,
+    next_step_of_code,
+)
+from proxyd_client.matching import Incoming, Matcher, Outcome, Posted
+from proxyd_client.message import Message
+
+E = TypeVar("E", bound=ProxydError)
+
+_COPY_BYTES = 4 << 20
+_EARLY_EXPECTS = 1024
+
+
+class Receive(Posted):
+    """One receive; an :class:`~proxyd_client.handle.Operation` that gives a Message, or the byte count of ``into``."""
+
+    __slots__ = ("_receiver", "copied_bytes", "copying", "ended", "error", "into", "result", "waiters")
+
+    def __init__(self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None) -> None:
+        def check(envelope: Envelope) -> str:
+            return misfit(into, envelope.dtype, envelope.shape, envelope.nbytes) if into is not None else ""
+
+        super().__init__(src, group, tag, check)
+        self._receiver = receiver
+        self.into = into
+        self.copied_bytes = 0
+        self.copying = False
+        self.waiters = 0
+        self.ended = False
+        self.error: ProxydError | None = None
+        self.result: Message | int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """No message has been matched to it, and it has not failed."""
+        return self.incoming is None and not self.ended
+
+    @property
+    def copy_is_due(self) -> bool:
+        """Bytes have landed that are not copied, and nobody copies."""
+        incoming = self.incoming
+        return (
+            self.into is not None
+            and incoming is not None
+            and not self.copying
+            and not self.ended
+            and incoming.landed_bytes > self.copied_bytes
+        )
+
+    def wait(self, timeout_s: float | None) -> Message | int:
+        """Wait for the message; on a timeout the receive stays posted."""
+        return self._receiver.wait(self, timeout_s, withdraw=False)
+
+    def poll(self) -> bool:
+        """Whether it has ended; reads what is there, and copies a piece of it."""
+        return self._receiver.poll(self)
+
+    def eta_s(self) -> float | None:
+        """Seconds until the predicted arrival of the last byte."""
+        if self.ended:
+            return 0.0
+        return _eta_s(self.incoming) if self.incoming is not None else None
+
+    def cancel(self) -> bool:
+        """Take it back."""
+        return self._receiver.cancel(self)
+
+    def describe(self) -> str:
+        """State in one line."""
+        return f"receive from {self._receiver.core.name_of(self.src)}, tag {self.tag}: {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        """What it waits for, in words."""
+        if self.ended:
+            return "ended"
+        if self.incoming is None:
+            return "waiting for a message"
+        return "landing" if self.incoming.accepted else "waiting for memory"
+
+
+class Receiver:
+    """The receiving half of a session. Everything but the public calls runs with the session's lock held."""
+
+    def __init__(self, core: SessionCore) -> None:
+        self.core = core
+        self._matcher = Matcher()
+        self._incoming: dict[TransferId, Incoming] = {}
+        self._arenas: dict[int, Mapping] = {}
+        self._private: dict[TransferId, Bytes] = {}
+        self._data_end = 0
+        self._landing: dict[int, Receive] = {}
+        self._here: dict[int, int] = {}
+        self._gone: dict[int, str] = {}
+        self._early_expects: OrderedDict[TransferId, int] = OrderedDict()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def post(self, src: int | None, group: str, tag: int, into: Payload | None) -> Receive:
+        """Post a receive."""
+        core = self.core
+        core.check_process()
+        receive = Receive(self, src, group, tag, into)
+        with core.lock:
+            core.check_open()
+            self._settle(self._matcher.post(receive))
+            if self._lost(receive) is not None:
+                # A newer life of the peer, or a message, may wait in the socket's buffer.
+                core.progress.poll_now()
+                why = self._lost(receive)
+                if why is not None:
+                    self._fail_lost(receive, why)
+        return receive
+
+    def wait(self, receive: Receive, timeout_s: float | None, *, withdraw: bool) -> Message | int:
+        """Wait for a receive, copying what lands. ``withdraw``: take it back when time is up."""
+        core = self.core
+        core.check_process()
+        deadline_ns = core.deadline_ns(timeout_s)
+        with core.lock:
+            receive.waiters += 1
+            try:
+                while not receive.ended:
+                    if receive.copy_is_due:
+                        self._copy_step(receive)
+                    elif not core.progress.wait_for(lambda: receive.ended or receive.copy_is_due, deadline_ns):
+                        raise self._timeout(receive, timeout_s)
+                core.progress.wait_locally(lambda: not receive.copying)
+            except BaseException:
+                if withdraw:
+                    self._withdraw(receive)
+                raise
+            finally:
+                receive.waiters -= 1
+                if receive.copy_is_due:
+                    core.progress.call_background()
+            if receive.error is not None:
+                raise receive.error.again()
+            if receive.result is None:
+                raise RuntimeError("a receive ended without a result")  # unreachable: _complete sets it
+            return receive.result
+
+    def poll(self, receive: Receive) -> bool:
+        """See :meth:`Receive.poll`."""
+        core = self.core
+        core.check_process()
+        with core.lock:
+            if not receive.ended:
+                core.progress.poll_now()
+                if receive.copy_is_due:
+                    self._copy_step(receive)
+            return receive.ended and not receive.copying
+
+    def cancel(self, receive: Receive) -> bool:
+        """See :meth:`Receive.cancel`."""
+        core = self.core
+        core.check_process()
+        with core.lock:
+            if receive.ended:
+                return False
+            if self._withdraw(receive):
+                self._end(receive, self._error(TransferCancelled, receive, "was cancelled", "", ""))
+                return True
+            return False
+
+    def eta_s(self, src: int | None, group: str, tag: int) -> float | None:
+        """Seconds until the channel's next message is all here; 0.0 when it is, None when nothing is known of it."""
+        core = self.core
+        core.check_process()
+        with core.lock:
+            core.check_open()
+            core.progress.poll_now()
+            candidates = [
+                incoming
+                for incoming in self._incoming.values()
+                if src in (None, incoming.envelope.src_rank)
+                and (incoming.envelope.group, incoming.envelope.tag) == (group, tag)
+            ]
+            return _eta_s(min(candidates, key=lambda incoming: incoming.number)) if candidates else None
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def add_arena(self, mapping: Mapping) -> None:
+        """An arena that messages arrive in."""
+        self._arenas[mapping.arena] = mapping
+
+    def on_offered(self, frame: Offered) -> None:
+        """A message is on its way."""
+        if frame.transfer in self._incoming:
+            raise WireError(f"transfer {frame.transfer} was offered twice")
+        if frame.envelope.nbytes > MAX_TRANSFER_BYTES:
+            raise WireError(f"transfer {frame.transfer} claims {frame.envelope.nbytes} bytes")
+        incoming = Incoming(frame.transfer, frame.envelope)
+        incoming.finish_at_ns = self._early_expects.pop(frame.transfer, 0)
+        if frame.arena:
+            self._place(incoming, frame.arena, frame.offset)
+        self._incoming[frame.transfer] = incoming
+        self._settle(self._matcher.offer(incoming))
+
+    def on_block(self, frame: Block) -> None:
+        """Memory for an accepted message."""
+        incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
+        if incoming is not None:
+            self._place(incoming, frame.arena, frame.offset)
+
+    def on_landed(self, frame: Landed) -> None:
+        """More of a message is there."""
+        incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
+        if incoming is None or frame.nbytes <= incoming.landed_bytes:
+            return
+        if frame.nbytes > incoming.envelope.nbytes or not incoming.arena:
+            raise WireError(f"{frame.nbytes} bytes of transfer {incoming.transfer} landed, more than it has room for")
+        incoming.landed_bytes = frame.nbytes
+        self._advance(incoming)
+
+    def data_target(self, frame: RecvData, payload_bytes: int) -> memoryview | None:
+        """Where the payload of a RECV_DATA goes (TCP); None for a transfer that is no longer known."""
+        incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
+        if incoming is None:
+            return None
+        if frame.offset != incoming.landed_bytes or frame.offset + payload_bytes > incoming.envelope.nbytes:
+            raise WireError(f"transfer {incoming.transfer}: {payload_bytes} bytes at {frame.offset} are out of place")
+        buffer = self._private.get(incoming.transfer)
+        if buffer is None:
+            buffer = self._private[incoming.transfer] = np.empty(incoming.envelope.nbytes, np.uint8)
+        incoming.accepted = True
+        self._data_end = frame.offset + payload_bytes
+        return view_of(buffer[frame.offset : frame.offset + payload_bytes])
+
+    def on_data(self, frame: RecvData) -> None:
+        """The payload that :meth:`data_target` made room for is in place."""
+        incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
+        if incoming is not None:
+            incoming.landed_bytes = self._data_end
+            self._advance(incoming)
+
+    def on_failed(self, frame: RecvFailed) -> None:
+        """A message will not come."""
+        incoming = self._incoming.pop(TransferId(frame.incarnation, frame.sequence), None)
+        if incoming is None:
+            return
+        self._private.pop(incoming.transfer, None)
+        if frame.code == ErrorCode.CANCELLED:
+            # As if it had never been offered: a receive that had it starts again with the next one.
+            receive = cast("Receive | None", incoming.receive)
+            if receive is not None:
+                self._landing.pop(id(receive), None)
+                receive.copied_bytes = 0
+            self._settle(self._matcher.retract(incoming))
+            return
+        incoming.failed = frame.code, frame.message, frame.bytes_done
+        if incoming.receive is not None:
+            self._fail_with(cast(Receive, incoming.receive), incoming)
+
+    def on_expect(self, frame: Expect) -> None:
+        """A prediction; it may come before the offer that it is about."""
+        transfer = TransferId(frame.incarnation, frame.sequence)
+        finish_at_ns = time.monotonic_ns() + frame.finish_in_ns
+        incoming = self._incoming.get(transfer)
+        if incoming is not None:
+            incoming.finish_at_ns = finish_at_ns
+            return
+        self._early_expects[transfer] = finish_at_ns
+        if len(self._early_expects) > _EARLY_EXPECTS:
+            self._early_expects.popitem(last=False)
+
+    def on_peer_here(self, frame: PeerHere) -> None:
+        """A rank is registered."""
+        self._here[frame.rank] = frame.incarnation
+        self._gone.pop(frame.rank, None)
+
+    def on_peer_gone(self, frame: PeerGone) -> None:
+        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come."""
+        if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
+            return  # a newer life of it is here already
+        self._here.pop(frame.rank, None)
+        self._gone[frame.rank] = frame.message or "its process has ended"
+        for receive in self._matcher.waiting_for(frame.rank):
+            self._fail_lost(cast(Receive, receive), self._gone[frame.rank])
+
+    def fail_all(self, error: ProxydError) -> None:
+        """The session ended: every receive that isn't complete fails."""
+        waiting = [cast(Receive, receive) for receive in self._matcher.all_waiting()]
+        held = [cast(Receive, i.receive) for i in self._incoming.values() if i.receive is not None]
+        for receive in (*waiting, *held):
+            if not receive.ended:
+                self._end(receive, self._error(type(error), receive, "was given up", str(error), ""))
+        self._incoming.clear()
+        self._private.clear()
+        self._landing.clear()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def work(self) -> bool:
+        """Copy a piece of a posted receive that nobody waits for; whether there was one."""
+        for receive in self._landing.values():
+            if not receive.waiters and receive.copy_is_due:
+                self._copy_step(receive)
+                return True
+        return False
+
+    def _place(self, incoming: Incoming, arena: int, offset: int) -> None:
+        mapping = self._arenas.get(arena)
+        if mapping is None:
+            raise WireError(f"transfer {incoming.transfer} lies in arena {arena}, which was never granted")
+        mapping.block(offset, incoming.envelope.nbytes)  # validates
+        incoming.arena, incoming.offset, incoming.accepted = arena, offset, True
+
+    def _settle(self, outcome: Outcome) -> None:
+        for receive, incoming, reason in outcome.misfits:
+            self._end(
+                cast(Receive, receive),
+                self._error(
+                    MismatchError,
+                    cast(Receive, receive),
+                    "does not fit",
+                    reason,
+                    "The buffer is untouched and the message stays queued: take it with recv()",
+                    peer=incoming.envelope.src_rank,
+                ),
+            )
+        for _, incoming in outcome.matched:
+            self._advance(incoming)
+
+    def _advance(self, incoming: Incoming) -> None:
+        """A message was matched, or more of it landed: take the next step that is possible."""
+        receive = cast("Receive | None", incoming.receive)
+        if receive is None:
+            return
+        if incoming.failed is not None:
+            self._fail_with(receive, incoming)
+        elif not incoming.accepted and incoming.envelope.nbytes:
+            incoming.accepted = True
+            self.core.link.send(Accept(*incoming.transfer))
+        elif receive.into is None or not incoming.envelope.nbytes:
+            if incoming.complete:
+                self._complete(receive, incoming)
+        elif receive.copy_is_due:
+            self._landing[id(receive)] = receive
+            if not receive.waiters:
+                self.core.progress.call_background()
+
+    def _source(self, incoming: Incoming) -> Bytes:
+        private = self._private.get(incoming.transfer)
+        if private is not None:
+            return private
+        return self._arenas[incoming.arena].block(incoming.offset, incoming.envelope.nbytes)
+
+    def _copy_step(self, receive: Receive) -> None:
+        """Copy the next piece, without the lock meanwhile."""
+        incoming, into = receive.incoming, receive.into
+        if incoming is None or into is None:
+            return
+        start = receive.copied_bytes
+        end = min(incoming.landed_bytes, start + _COPY_BYTES)
+        source = self._source(incoming)
+        receive.copying = True
+        self.core.lock.release()
+        try:
+            np.copyto(into.data[start:end], source[start:end])
+        finally:
+            self.core.lock.acquire()
+            receive.copying = False
+            self.core.progress.notify()
+        if receive.ended or receive.incoming is not incoming:
+            return  # failed, or taken back by its sender, meanwhile
+        receive.copied_bytes = end
+        if end == incoming.envelope.nbytes:
+            self._complete(receive, incoming)
+
+    def _complete(self, receive: Receive, incoming: Incoming) -> None:
+        envelope = incoming.envelope
+        if receive.into is not None:
+            receive.result = envelope.nbytes
+            self.core.link.send(Release(*incoming.transfer))
+        elif envelope.nbytes and incoming.arena:
+            give_back = functools.partial(self.core.link.send_from_finalizer, encode(Release(*incoming.transfer)))
+            receive.result = Message(envelope, self._source(incoming), give_back)
+        else:
+            # Empty, or in memory of our own: nothing of the agent's is held by the views.
+            block = self._source(incoming) if envelope.nbytes else np.empty(0, np.uint8)
+            receive.result = Message(envelope, block, None)
+            self.core.link.send(Release(*incoming.transfer))
+        self._forget(incoming)
+        self._end(receive, None)
+
+    def _fail_with(self, receive: Receive, incoming: Incoming) -> None:
+        code, message, bytes_done = incoming.failed or (ErrorCode.INTERNAL, "", 0)
+        error = self._error(
+            class_of_code(code), receive, "failed", message, next_step_of_code(code), incoming.envelope.src_rank
+        )
+        error.bytes_done = bytes_done
+        self._forget(incoming)
+        self._end(receive, error)
+
+    def _lost(self, receive: Receive) -> str | None:
+        """Why nothing can come any more for a receive that has no message; None when something can."""
+        return self._gone.get(receive.src) if receive.is_open and receive.src is not None else None
+
+    def _fail_lost(self, receive: Receive, why: str) -> None:
+        self._matcher.withdraw(receive)
+        step = next_step_of_code(ErrorCode.PEER_LOST)
+        self._end(receive, self._error(PeerLost, receive, "can't be fulfilled", why, step))
+
+    def _withdraw(self, receive: Receive) -> bool:
+        """Take a receive back; the message it held, if any, goes to the next one. False: it ended meanwhile."""
+        # A piece is a few megabytes: this wait is bounded, and the caller's buffer is its own again afterwards.
+        self.core.progress.wait_locally(lambda: not receive.copying)
+        if receive.ended:
+            return False
+        self._landing.pop(id(receive), None)
+        receive.copied_bytes = 0
+        self._settle(self._matcher.withdraw(receive))
+        return True
+
+    def _forget(self, incoming: Incoming) -> None:
+        self._incoming.pop(incoming.transfer, None)
+        self._private.pop(incoming.transfer, None)
+        self._matcher.finished(incoming)
+
+    def _end(self, receive: Receive, error: ProxydError | None) -> None:
+        self._landing.pop(id(receive), None)
+        receive.ended = True
+        receive.error = error
+        self.core.progress.notify()
+
+    # -- texts -------------------------------------------------------------------------------------------------------
+
+    def _timeout(self, receive: Receive, timeout_s: float | None) -> TransferTimeout:
+        incoming = receive.incoming
+        if incoming is not None:
+            what = f"{receive.phase}, {incoming.landed_bytes} of {incoming.envelope.nbytes} bytes have landed"
+        elif receive.src is not None and receive.src not in self._here:
+            what = f"no process is registered as {self.core.name_of(receive.src)}"
+        else:
+            what = "no message was offered"
+            others = self._matcher.queued_elsewhere(receive.src, receive.group, receive.tag)
+            if others:
+                what += f" on this channel, but {len(others)} wait on others, the first one {others[0].describe()}"
+        return self._error(
+            TransferTimeout,
+            receive,
+            f"is not done after {timeout_s:g} s",
+            what,
+            "Wait or receive again: nothing is lost",
+        )
+
+    def _error(
+        self, kind: type[E], receive: Receive, what: str, why: str, next_step: str, peer: int | None = None
+    ) -> E:
+        incoming = receive.incoming
+        if peer is None:
+            peer = incoming.envelope.src_rank if incoming is not None else receive.src
+        return kind(
+            f"receive from {self.core.name_of(peer)} ({self.core.channel(receive.tag, receive.group)}) {what}",
+            why=why,
+            next_step=next_step,
+            peer=peer,
+            tag=receive.tag,
+            group=receive.group,
+            phase=receive.phase,
+            bytes_done=incoming.landed_bytes if incoming is not None else 0,
+        )
+
+
+def _eta_s(incoming: Incoming) -> float | None:
+    if incoming.complete:
+        return 0.0
+    if not incoming.finish_at_ns:
+        return None
+    return max(0.0, (incoming.finish_at_ns - time.monotonic_ns()) / 1e9)

@@ -1,0 +1,267 @@
+"""One endpoint's session with its agent: the state that sending and receiving share, and where frames are handed out.
+
+Lock order: the session's lock (:attr:`Progress.lock`), then the link's. Frames are dispatched with the session's lock
+held; nothing under it waits, except by :meth:`Progress.wait_for`, which lets go of it.
+
+An endpoint ends once, by one error that every later call repeats: closed by its owner, replaced by a newer life of the
+same rank (BYE), the agent gone (end of the stream), or a protocol violation. Whatever was pending fails with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+
+from proxyd.wire.client import (
+    ArenaGranted,
+    ArenaKind,
+    ArenaRefused,
+    Block,
+    Bye,
+    Expect,
+    Frame,
+    Landed,
+    LinkState,
+    LinkStateWanted,
+    Offered,
+    PeerGone,
+    PeerHere,
+    RecvData,
+    RecvFailed,
+    SendDone,
+    SendFailed,
+    SendState,
+)
+from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import ErrorCode
+from proxyd_client.arena import Mapping
+from proxyd_client.core import SessionCore
+from proxyd_client.dial import Address, Identity, establish
+from proxyd_client.errors import AgentUnavailable, ClosedError, PeerLost, ProxydError, TransferTimeout, class_of_code
+from proxyd_client.link import Link
+from proxyd_client.progress import Progress
+from proxyd_client.receiving import Receiver
+from proxyd_client.sending import Sender
+
+_FLUSH_ON_CLOSE_NS = 200_000_000
+
+
+class Session:
+    """Connects on construction; see :func:`proxyd_client.connect` for the errors."""
+
+    def __init__(self, address: Address, identity: Identity, timeout_s: float) -> None:
+        sock, welcome, decoder, fds = establish(address, identity, timeout_s)
+        self.address = address
+        self.welcome = welcome
+        link = Link(sock, decoder, fds, shared_memory=address.shared_memory)
+        progress = Progress(link, self._pump, self._work)
+        self.core = SessionCore(address, identity, welcome, link, progress)
+        self.sender = Sender(self.core)
+        self.receiver = Receiver(self.core)
+        self._link_requests = 0
+        self._link_answers: dict[int, LinkState | None] = {}
+        self._prefaulted = False
+        # Frames that came right behind the welcome wait in the decoder, where poll() doesn't see them.
+        with progress.lock:
+            self._pump()
+        progress.start()
+        _live[id(self)] = self
+
+    def close(self, linger_s: float | None) -> None:
+        """Wait up to ``linger_s`` (None: what the agent says) for sends to be acknowledged, say BYE, fail the rest."""
+        core = self.core
+        if os.getpid() != core.pid:
+            return
+        linger_ns = self.welcome.linger_ns if linger_s is None else int(linger_s * 1e9)
+        with core.lock:
+            if core.failure is not None or core.closing:
+                self._end(core.failure or _closed(core))
+                return
+            core.closing = True
+            deadline_ns = time.monotonic_ns() + max(0, linger_ns)
+            core.progress.wait_for(lambda: not self.sender.pending or core.failure is not None, deadline_ns)
+            if core.failure is None:
+                core.link.send(Bye(code=ErrorCode.CLOSED, message="closed by its owner"))
+                flushed_by_ns = time.monotonic_ns() + _FLUSH_ON_CLOSE_NS
+                core.progress.wait_for(lambda: not core.link.backlog_bytes, flushed_by_ns)
+            core.progress.stop_and_wait()
+            self._end(_closed(core))
+
+    def link_state(self, dst: int, timeout_s: float | None) -> LinkState:
+        """Ask the agent for the path to ``dst``."""
+        core = self.core
+        core.check_process()
+        deadline_ns = core.deadline_ns(timeout_s)
+        with core.lock:
+            core.check_open()
+            self._link_requests += 1
+            request = self._link_requests
+            self._link_answers[request] = None
+            core.link.send(LinkStateWanted(request=request, dst_rank=dst))
+
+            def answered() -> bool:
+                return self._link_answers[request] is not None or core.failure is not None
+
+            core.progress.wait_for(answered, deadline_ns)
+            answer = self._link_answers.pop(request)
+            if answer is None:
+                if core.failure is not None:
+                    raise core.failure.again()
+                raise TransferTimeout(
+                    f"the agent did not answer within {timeout_s} s for the link to {core.name_of(dst)}",
+                    peer=dst,
+                    phase="asking for the state of the link",
+                )
+            if answer.error:
+                raise PeerLost(
+                    f"there is no link to {core.name_of(dst)}",
+                    why=answer.error,
+                    peer=dst,
+                    phase="asking for the state of the link",
+                )
+            return answer
+
+    # -- called by the driver, with the lock held --------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        core = self.core
+        try:
+            core.link.pump(self._dispatch, self.receiver.data_target)
+        except ConnectionError as error:
+            self._end(
+                AgentUnavailable(
+                    f"the agent at {core.address} is gone",
+                    why=error.strerror or str(error),
+                    next_step="Start it again and connect anew; what was not acknowledged must be sent again",
+                    phase="connection to the agent lost",
+                )
+            )
+        except WireError as error:
+            self._end(
+                AgentUnavailable(
+                    f"the agent at {core.address} broke the protocol",
+                    why=str(error),
+                    next_step="Run the same version of proxyd for agent and trainer",
+                    phase="connection to the agent lost",
+                )
+            )
+        except ProxydError as error:
+            self._end(error)
+
+    def _work(self) -> bool:
+        return self.receiver.work()
+
+    def _dispatch(self, frame: Frame, fd: int | None) -> None:
+        match frame:
+            case SendState():
+                self.sender.on_state(frame)
+            case SendDone():
+                self.sender.on_done(frame)
+            case SendFailed():
+                self.sender.on_failed(frame)
+            case Offered():
+                self.receiver.on_offered(frame)
+            case Block():
+                self.receiver.on_block(frame)
+            case Landed():
+                self.receiver.on_landed(frame)
+            case RecvData():
+                self.receiver.on_data(frame)
+            case RecvFailed():
+                self.receiver.on_failed(frame)
+            case Expect():
+                self.receiver.on_expect(frame)
+            case PeerHere():
+                self.receiver.on_peer_here(frame)
+            case PeerGone():
+                self.receiver.on_peer_gone(frame)
+            case ArenaGranted():
+                self._on_arena(frame, fd)
+            case ArenaRefused():
+                self.sender.on_arena_refused(frame)
+            case LinkState():
+                if frame.request in self._link_answers:
+                    self._link_answers[frame.request] = frame
+            case Bye():
+                raise _ended_by_agent(self.core, frame)
+            case _:
+                raise WireError(f"an agent doesn't send {type(frame).__name__}")
+
+    def _on_arena(self, frame: ArenaGranted, fd: int | None) -> None:
+        if fd is None:
+            raise WireError("shared memory was granted over a connection that can't pass it")
+        try:
+            kind = ArenaKind(frame.kind)
+        except ValueError as error:
+            raise WireError(f"arena {frame.arena} has unknown kind {frame.kind}") from error
+        try:
+            mapping = Mapping(fd, frame.arena, kind, frame.size_bytes)
+        except OSError as error:
+            raise AgentUnavailable(
+                f"arena {frame.arena} of {frame.size_bytes} bytes can't be mapped",
+                why=error.strerror or str(error),
+                next_step="Raise this process's memory limits (ulimit -v, cgroup)",
+                phase="mapping shared memory",
+            ) from error
+        if kind is not ArenaKind.SEND:
+            self.receiver.add_arena(mapping)
+            return
+        self.sender.add_arena(mapping)
+        if not self._prefaulted:
+            self._prefaulted = True
+            stop = self.core.has_ended
+            threading.Thread(target=mapping.prefault, args=(stop,), name="proxyd-prefault", daemon=True).start()
+
+    def _end(self, error: ProxydError) -> None:
+        """The session is over; with the lock held. Only the first error counts."""
+        core = self.core
+        if core.failure is None:
+            core.failure = error
+            self.sender.fail_all(error)
+            self.receiver.fail_all(error)
+            core.progress.stop()
+        core.link.close()
+        _live.pop(id(self), None)
+
+
+def _closed(core: SessionCore) -> ClosedError:
+    return ClosedError(f"endpoint {core.identity.job}/{core.identity.rank} is closed", phase="closed")
+
+
+def _ended_by_agent(core: SessionCore, frame: Bye) -> ProxydError:
+    who = f"{core.identity.job}/{core.identity.rank}"
+    if frame.code == ErrorCode.CLOSED:
+        return ClosedError(
+            f"endpoint {who} was closed by the agent",
+            why=frame.message or "a newer process registered as the same rank",
+            next_step="Connect again only if this process is meant to be that rank",
+            phase="closed by the agent",
+        )
+    kind = class_of_code(frame.code) if frame.code else AgentUnavailable
+    return kind(
+        f"the agent at {core.address} ended the session of {who}",
+        why=frame.message,
+        next_step="Connect again once it is back",
+        phase="closed by the agent",
+    )
+
+
+_live: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+
+
+def _close_all_at_exit() -> None:
+    # A script that ends right after isend() must not lose what it sent.
+    for session in list(_live.values()):
+        session.close(None)
+
+
+def _abandon_in_child() -> None:
+    for session in list(_live.values()):
+        session.core.link.abandon_in_child()
+
+
+atexit.register(_close_all_at_exit)
+os.register_at_fork(after_in_child=_abandon_in_child)
