@@ -35,6 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from proxyd.cli.scrape import scrape
 from proxyd.core.errors import ProxydError
 
 if TYPE_CHECKING:
@@ -195,10 +196,23 @@ class Cluster:
                 for number in range(count):
                     self.agents.append(self._start_agent(site, number))
             self._await_ready([*started, *self.agents])
+            self.await_sessions()
         except BaseException:
             self.close()
             raise
         return self
+
+    def await_sessions(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until every living agent has its session with the coordinator. Raises ClusterError."""
+        wanted = sum(agent.process.poll() is None for agent in self.agents)
+        deadline_s = time.monotonic() + timeout_s
+        while (found := scrape(self.coordinator.metrics).total("proxyd_agent_sessions")) < wanted:
+            if time.monotonic() > deadline_s:
+                words = self.agents[0].last_words()
+                raise ClusterError(
+                    f"{found:g} of {wanted} agents reached the coordinator in {timeout_s:g} s", why=words
+                )
+            time.sleep(0.02)
 
     def facts(self) -> dict[str, object]:
         """What ``proxyd dev`` prints and writes to its ready file."""

@@ -1,0 +1,169 @@
+"""``proxyd status``: links, grants and agents of a running coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, RemoteError
+from proxyd.core.units import format_duration, format_rate, format_size
+
+if TYPE_CHECKING:
+    import grpc
+
+    from proxyd.v1 import admin_pb2, coordination_pb2
+
+DEFAULT_ADDRESS = "127.0.0.1:7600"
+TIMEOUT_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--coordinator",
+        metavar="ADDRESS",
+        default=DEFAULT_ADDRESS,
+        help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument("--why", metavar="TRANSFER", help="tell the story of one transfer (as in logs: INCARNATION-N)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 3 (degraded) when no agent is there."""
+    import grpc
+
+    from proxyd.runtime.addresses import parse_address
+    from proxyd.runtime.grpc_options import channel_options
+    from proxyd.v1.admin_pb2_grpc import AdminStub
+
+    address = str(parse_address(args.coordinator, unix_ok=True, port_zero_ok=False))
+    with grpc.insecure_channel(address, options=channel_options()) as channel:
+        stub = AdminStub(channel)
+        try:
+            if args.why:
+                return _why(stub, args)
+            return _status(stub, args)
+        except grpc.RpcError as error:
+            # What a stub raises is an RpcError and a Call at once, which the type stubs cannot say.
+            raise _remote_error(address, cast("grpc.Call", error)) from error
+
+
+def _remote_error(address: str, call: grpc.Call) -> RemoteError:
+    import grpc
+
+    details = call.details() or "no details"
+    if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return RemoteError(
+            f"no coordinator answers at {address}",
+            why=details,
+            next_step="Is it running, and is this its address? Give another one with --coordinator",
+        )
+    return RemoteError(f"the coordinator at {address} refused", why=details)
+
+
+def _status(stub: Any, args: argparse.Namespace) -> int:
+    from proxyd.v1 import admin_pb2
+
+    status: admin_pb2.StatusResponse = stub.Status(admin_pb2.StatusRequest(), timeout=TIMEOUT_S)
+    if args.json:
+        print(json.dumps(as_plain(status), indent=2))
+    else:
+        print_status(status)
+    return EXIT_OK if status.agents else EXIT_DEGRADED
+
+
+def _why(stub: Any, args: argparse.Namespace) -> int:
+    from proxyd.core.errors import ConfigError
+    from proxyd.v1 import admin_pb2, coordination_pb2
+    from proxyd.wire.envelope import TransferId
+
+    try:
+        transfer = TransferId.parse(args.why)
+    except ValueError as error:
+        raise ConfigError(f"{args.why!r} names no transfer", next_step="Write it like 00c0ffee00c0ffee-17") from error
+    request = admin_pb2.WhyRequest(
+        transfer=coordination_pb2.TransferId(incarnation=transfer.incarnation, sequence=transfer.sequence)
+    )
+    answer: admin_pb2.WhyResponse = stub.Why(request, timeout=TIMEOUT_S)
+    if args.json:
+        print(json.dumps(as_plain(answer), indent=2))
+        return EXIT_OK
+    for decision in answer.decisions:
+        print(f"{format_duration(decision.age_ns):>10} ago  {decision.what:<9}  {decision.reason}")
+    print(f"now: {answer.now or 'it is over'}")
+    return EXIT_OK
+
+
+def as_plain(message: Any) -> dict[str, Any]:
+    """A protobuf message as JSON values: our field names, numbers as numbers, nothing left out."""
+    from google.protobuf.descriptor import FieldDescriptor
+
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            result[field.name] = [as_plain(one) for one in value] if _is_repeated(field) else as_plain(value)
+        elif field.type == FieldDescriptor.TYPE_ENUM:
+            name = field.enum_type.values_by_number[value].name
+            result[field.name] = name.removeprefix("TRAFFIC_CLASS_").lower()
+        else:
+            result[field.name] = list(value) if _is_repeated(field) else value
+    return result
+
+
+def _is_repeated(field: Any) -> bool:
+    # protobuf 7 has only is_repeated, 6.31 only label.
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
+def _agent(name: coordination_pb2.AgentName) -> str:
+    return f"{name.site}/{name.name}"
+
+
+def print_status(status: admin_pb2.StatusResponse) -> None:
+    """Tables for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # In a pipe nothing is cut to a terminal's width.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(
+        f"coordinator {status.coordinator} {status.version}, epoch {status.epoch}, "
+        f"up {format_duration(status.uptime_ns)}, owns {', '.join(status.owns)}"
+    )
+    links = Table(
+        "link", "rate", "from", "granted", "rtt", "queue", "window", "outstanding", "waiting", "sender", box=None
+    )
+    for link in status.links:
+        senders = ", ".join(f"{_agent(lane.agent)} {format_rate(lane.rate_bytes_per_s)}" for lane in link.lanes)
+        links.add_row(
+            f"{link.link.src_site}->{link.link.dst_site}",
+            format_rate(link.pace_bytes_per_s),
+            link.source,
+            format_size(link.totals.granted_bytes),
+            format_duration(link.rtt_ns),
+            format_duration(link.queue_ns),
+            format_size(link.window_bytes),
+            format_size(link.outstanding_bytes),
+            f"{link.waiting_transfers} ({format_size(link.waiting_bytes)})" if link.waiting_transfers else "0",
+            senders or "-",
+        )
+    console.print(links if status.links else "no links yet")
+    for link in status.links:
+        for item in link.waiting[:3]:
+            console.print(
+                f"  {item.transfer.incarnation:016x}-{item.transfer.sequence} of {_agent(item.agent)} waits "
+                f"{format_duration(item.waited_ns)}: {item.reason}"
+            )
+    agents = Table("agent", "data address", "endpoints", "transfers", "heard", box=None)
+    for agent in status.agents:
+        agents.add_row(
+            _agent(agent.agent),
+            agent.data_address,
+            str(agent.endpoints),
+            str(agent.transfers),
+            f"{format_duration(agent.heard_ago_ns)} ago",
+        )
+    console.print(agents if status.agents else "no agents")
