@@ -132,12 +132,19 @@ class LinkQueue:
     __slots__ = ("classes",)
 
     def __init__(self) -> None:
-        self.classes = tuple(ClassQueue() for _ in CLASSES)
+        self.classes = (ClassQueue(), ClassQueue(), ClassQueue())
+        """By :class:`TrafficClass`."""
 
     @property
     def count(self) -> int:
         """Waiting transfers."""
-        return sum(queue.count for queue in self.classes)
+        pipeline, sync, bulk = self.classes
+        return pipeline.count + sync.count + bulk.count
+
+    def waits_below(self, traffic: TrafficClass) -> bool:
+        """Someone of a less urgent class waits."""
+        _, sync, bulk = self.classes
+        return (sync.count > 0 and traffic < TrafficClass.SYNC) or (bulk.count > 0 and traffic < TrafficClass.BULK)
 
     @property
     def need_bytes(self) -> int:

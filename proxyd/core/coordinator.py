@@ -41,6 +41,7 @@ from proxyd.core.messages import (
     Directory,
     EndpointDown,
     EndpointUp,
+    LinkInfo,
     Queued,
     Report,
     Request,
@@ -126,6 +127,7 @@ class CoordinatorMachine:
         self._beat_ns: int | None = None
         self._told_directory_ns = -DIRECTORY_BATCH_NS
         self._link_deadlines: dict[LinkName, int] = {}
+        self._next_ns: int | None = None
         for settings in config.links:
             if owns_link(config.owns, settings.link):
                 self._add_link(settings)
@@ -146,12 +148,25 @@ class CoordinatorMachine:
                 self._closed(session, reason, now_ns)
             case _:
                 pass
-        self._tick(now_ns)
+        if self._next_ns is not None and self._next_ns <= now_ns:
+            self._tick(now_ns)
+            self._next_ns = self._deadline_ns()
         effects, self._effects = self._effects, []
         return effects
 
     def next_deadline_ns(self) -> int | None:
-        """When ``handle(TimePassed())`` is due; None: only when something happens."""
+        """When ``handle(TimePassed())`` is due; None: only when something happens.
+
+        It may be early (a report moved what it was for), never late: looking for the earliest after each event would cost
+        more than a vain call now and then.
+        """
+        return self._next_ns
+
+    def _wake(self, due_ns: int) -> None:
+        if self._next_ns is None or due_ns < self._next_ns:
+            self._next_ns = due_ns
+
+    def _deadline_ns(self) -> int | None:
         times = list(self._link_deadlines.values())
         if self._beat_ns is not None:
             times.append(self._beat_ns)
@@ -162,6 +177,7 @@ class CoordinatorMachine:
         return min(times, default=None)
 
     def _tick(self, now_ns: int) -> None:
+        """Do what is due."""
         for name in [name for name, due_ns in self._link_deadlines.items() if due_ns <= now_ns]:
             self._decide(self._links[name], now_ns)
         self._registry.expire(now_ns, self.config.lease_ns)
@@ -188,21 +204,24 @@ class CoordinatorMachine:
             self._end(before, now_ns, reserve=False)
             self._effects.append(CloseSession(before, f"agent {agent} has opened a newer session"))
         self._registry.agent_returned(agent, message.incarnation)
+        self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
         if message.epoch_seen not in (0, self.epoch):
             self._settle(now_ns)
-        session = self._sessions[number] = _Session(number, message, now_ns)
+        self._sessions[number] = _Session(number, message, now_ns)
         self._session_of[agent] = number
         self._know_site(agent.site)
         for link in self._links_from(agent.site):
             link.granter.agent_returned(agent)
-        infos = tuple(link.granter.info(now_ns) for link in self._links_from(agent.site))
+        links = self._links_from(agent.site)
+        infos = tuple(link.granter.info(now_ns) for link in links)
         config = self.config
         self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
         self._tell(number, Directory(self._registry.entries, (), full=True))
         if self._beat_ns is None:
             self._beat_ns = now_ns
+            self._wake(now_ns)
         else:
-            self._tell_beat(session, now_ns)
+            self._tell_beat(number, links, infos)
 
     def _closed(self, number: int, reason: str, now_ns: int) -> None:
         if number in self._sessions:
@@ -224,6 +243,7 @@ class CoordinatorMachine:
             link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
             self._decide(link, now_ns)
         self._registry.session_lost(number, session.agent, now_ns)
+        self._wake(now_ns)
         if not self._sessions:
             self._beat_ns = None
 
@@ -257,8 +277,10 @@ class CoordinatorMachine:
             case EndpointUp(endpoint, incarnation):
                 if not self._registry.up(number, session.hello, endpoint, incarnation):
                     self._refuse(number, "too many endpoints in one session", now_ns)
+                self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
             case EndpointDown(endpoint, incarnation, reason):
                 self._registry.down(number, endpoint, incarnation, reason)
+                self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
             case AgentHello():
                 self._refuse(number, "a second hello in one session", now_ns)
 
@@ -337,7 +359,7 @@ class CoordinatorMachine:
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
         if link is not None and message.ok and message.traffic in tuple(TrafficClass):
-            link.granter.totals.class_bytes[message.traffic] += max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
+            link.granter.finished(message.traffic, max(0, min(message.nbytes, MAX_TRANSFER_BYTES)))
         self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
 
     def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
@@ -380,6 +402,7 @@ class CoordinatorMachine:
                     new_from.add(link.src_site)
         if new_from - {site} and self._beat_ns is not None:
             self._beat_ns = 0  # tell the others at once
+            self._wake(0)
 
     def _links_from(self, site: str) -> list[_Link]:
         return [self._links[name] for name in sorted(self._links) if name.src_site == site]
@@ -393,7 +416,8 @@ class CoordinatorMachine:
             self._link_deadlines.pop(granter.link, None)
         else:
             # Never "now": what could be done now was done.
-            self._link_deadlines[granter.link] = max(due_ns, now_ns + 1)
+            self._link_deadlines[granter.link] = due_ns = max(due_ns, now_ns + 1)
+            self._wake(due_ns)
 
     def _beat(self, now_ns: int) -> None:
         self._beat_ns = now_ns + self.config.beat_ns
@@ -402,15 +426,22 @@ class CoordinatorMachine:
             members.setdefault(session.agent.site, []).append(number)
         for name, link in self._links.items():
             link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
-        for number in sorted(self._sessions):
-            self._tell_beat(self._sessions[number], now_ns)
+        for site in sorted(members):
+            links = self._links_from(site)
+            infos = tuple(link.granter.info(now_ns) for link in links)
+            for number in sorted(members[site]):
+                self._tell_beat(number, links, infos)
 
-    def _tell_beat(self, session: _Session, now_ns: int) -> None:
-        links = self._links_from(session.agent.site)
-        fallback = tuple((link.granter.link, link.fallback.of(session.number)) for link in links)
-        self._tell(session.number, Beat(self.epoch, fallback, tuple(link.granter.info(now_ns) for link in links)))
+    def _tell_beat(self, session: int, links: list[_Link], infos: tuple[LinkInfo, ...]) -> None:
+        fallback = tuple((link.granter.link, link.fallback.of(session)) for link in links)
+        self._tell(session, Beat(self.epoch, fallback, infos))
 
     # ----------------------------------------------------------------------------------------------------------- status
+
+    @property
+    def waiting(self) -> int:
+        """Transfers that wait for grants, over all links."""
+        return sum(link.granter.queue.count for link in self._links.values())
 
     def status(self, now_ns: int, transfers_per_link: int = 100) -> CoordinatorStatus:
         """All there is to see, as plain values; of each link's queue at most the first ``transfers_per_link``."""
@@ -438,7 +469,8 @@ class CoordinatorMachine:
             LaneStatus(
                 lane.agent,
                 lane.session,
-                lane.binding_rate(now_ns),
+                lane.account.binding_rate(now_ns),
+                lane.reserve_bytes_per_s if lane.reserve_until_ns > now_ns else 0,
                 lane.ceiling_bytes_per_s,
                 lane.account.outstanding_bytes,
                 lane.leaving,
@@ -481,7 +513,7 @@ class CoordinatorMachine:
             transfers=tuple(waiting),
             window_violations=sum(bottleneck.violations for bottleneck in granter.bottlenecks),
             fallback_bytes_per_s=link.fallback.sum_bytes_per_s,
-            totals=dataclasses.replace(granter.totals, class_bytes=list(granter.totals.class_bytes)),
+            totals=granter.totals(),
             last_reason=granter.last_reason,
         )
 

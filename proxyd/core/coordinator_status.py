@@ -17,7 +17,9 @@ class LaneStatus:
     agent: AgentName
     session: int
     rate_bytes_per_s: int
-    """The part of the link that it may be using now; lanes that are leaving have passed theirs on."""
+    """The part of the link that its grants let it use now; lanes that are leaving have passed theirs on."""
+    reserve_bytes_per_s: int
+    """Kept free for an agent whose session was lost: it may send so much by itself."""
     ceiling_bytes_per_s: int
     """What it has shown that it can send; 0: no limit known."""
     outstanding_bytes: int

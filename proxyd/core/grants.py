@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from proxyd.core.allocation import LinkQueue, Waiting, fair_shares
+from proxyd.core.allocation import CLASSES, LinkQueue, Waiting, fair_shares
 from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
@@ -58,6 +58,16 @@ class LinkTotals:
     class_bytes: list[int] = dataclasses.field(default_factory=lambda: [0] * len(TrafficClass))
     """Payload of finished transfers, by class."""
 
+    def add(self, lane: Lane) -> None:
+        """Add what a lane's account says."""
+        account = lane.account
+        self.returned_bytes += account.returned_bytes
+        self.delivered_bytes += account.delivered_bytes
+        self.unscheduled_bytes += account.unscheduled_bytes
+        self.fallback_bytes += account.fallback_bytes
+        self.retransmits += account.retransmits
+        self.clamped_reports += account.clamped_reports
+
 
 @dataclasses.dataclass(slots=True)
 class Share:
@@ -84,7 +94,7 @@ class LinkGranter:
         self.lanes: dict[int, Lane] = {}
         self._active: dict[int, Lane] = {}
         """Lanes with unsettled grants or a reserve: the others cost nothing per decision."""
-        self.totals = LinkTotals()
+        self._totals = LinkTotals()
         self.last_reason = ""
         self.settle_until_ns = settle_until_ns
         """A restarted coordinator grants only what the agents' fallback leaves over until then."""
@@ -97,6 +107,10 @@ class LinkGranter:
         self._turn: Waiting | None = None
         self._turn_left_bytes = 0
         self._last_session = 0
+        self._turn_bytes = max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50)
+        """A turn is long enough that the hand-overs before and after it cost little."""
+        self._window_of_lanes: dict[int, int] = {}
+        """Cache: rate -> window."""
         self.bottlenecks: tuple[Bottleneck, ...] = (Bottleneck(str(self.link), 0),)
         self._resize(1)
 
@@ -111,26 +125,12 @@ class LinkGranter:
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
-        account, totals = lane.account, self.totals
-        before = (
-            account.returned_bytes,
-            account.delivered_bytes,
-            account.unscheduled_bytes,
-            account.fallback_bytes,
-            account.retransmits,
-            account.clamped_reports,
-        )
         self._settle(lane.reported(report, now_ns, self._control_rtt_ns, self.sizes.lead_ns))
-        totals.returned_bytes += account.returned_bytes - before[0]
-        totals.delivered_bytes += account.delivered_bytes - before[1]
-        totals.unscheduled_bytes += account.unscheduled_bytes - before[2]
-        totals.fallback_bytes += account.fallback_bytes - before[3]
-        totals.retransmits += account.retransmits - before[4]
-        totals.clamped_reports += account.clamped_reports - before[5]
         self.estimator.on_report(report, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
         if rtt_ns != self._rtt_ns:
             self._rtt_ns = rtt_ns
+            self._window_of_lanes.clear()
         changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s)
         if changed:
             self.last_reason = changed
@@ -145,7 +145,7 @@ class LinkGranter:
             lane.reserve_until_ns = now_ns + self._lease_ns
             self._active[session] = lane
         elif session not in self._active:
-            del self.lanes[session]
+            self._retire(lane)
 
     def agent_returned(self, agent: AgentName) -> None:
         """An agent has a session again: it sends under grants, so its reserve is free."""
@@ -177,19 +177,35 @@ class LinkGranter:
             account = lane.account
             if account.marks and account.marks[0].forgiven_ns <= now_ns:
                 settled = account.expire(now_ns)
-                self.totals.forgiven_bytes += settled
+                self._totals.forgiven_bytes += settled
                 self._settle(settled)
             if not account.marks and lane.reserve_until_ns <= now_ns:
                 idle.append(lane)
         for lane in idle:
             del self._active[lane.session]
             if lane.ended:
-                del self.lanes[lane.session]
+                self._retire(lane)
+
+    def _retire(self, lane: Lane) -> None:
+        """Forget an ended lane, but not what it has sent."""
+        del self.lanes[lane.session]
+        self._totals.add(lane)
 
     def _settle(self, nbytes: int) -> None:
         if nbytes:
             for bottleneck in self.bottlenecks:
                 bottleneck.settle(nbytes)
+
+    def totals(self) -> LinkTotals:
+        """All that happened, present lanes included."""
+        totals = dataclasses.replace(self._totals, class_bytes=list(self._totals.class_bytes))
+        for lane in self.lanes.values():
+            totals.add(lane)
+        return totals
+
+    def finished(self, traffic: TrafficClass, nbytes: int) -> None:
+        """A transfer was acknowledged end to end."""
+        self._totals.class_bytes[traffic] += nbytes
 
     # ------------------------------------------------------------------------------------------------------- decisions
 
@@ -218,11 +234,14 @@ class LinkGranter:
 
     def _round(self, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
         """Serve the plan once; True when a transfer was fully granted, so that the plan may have changed."""
+        if not self.queue.count:
+            return False
         busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
         plan = self._plan(now_ns)
         planned = {share.lane.session for share in plan}
         for lane in busy:
-            lane.leaving = lane.near_end and not lane.ended and lane.session not in planned
+            if lane.near_end and not lane.ended and lane.session not in planned:
+                lane.leaving = True
         self._resize(max(len(plan), 1))
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
@@ -242,30 +261,29 @@ class LinkGranter:
             rate = min(left, lane.ceiling_bytes_per_s or left)
             return [Share(lane, turn.traffic, rate, "longest waiter: 5 % of the link is for those")]
         taken: set[int] = set()
-        for traffic, queue in enumerate(self.queue.classes):
+        for traffic, queue in zip(CLASSES, self.queue.classes, strict=True):
             if not queue.count:
                 continue
+            if traffic is TrafficClass.SYNC:
+                left = self._plan_all_at_once(left, plan, taken)
+            else:
+                left = self._plan_one_at_a_time(traffic, left, pace, plan, taken)
             if left * LEAST_SHARE < pace:
                 break
-            if traffic == TrafficClass.SYNC:
-                self._plan_all_at_once(left, plan, taken)
-            else:
-                self._plan_one_at_a_time(TrafficClass(traffic), left, pace, plan, taken)
-            left = pace - sum(share.rate_bytes_per_s for share in plan)
         return plan
 
     def _plan_one_at_a_time(
         self, traffic: TrafficClass, left: int, pace: int, plan: list[Share], taken: set[int]
-    ) -> None:
+    ) -> int:
         queue = self.queue.classes[traffic]
         first = queue.first()
         if first is None:
-            return
+            return left
         lane = self.lanes[first.session]
         if not lane.ceiling_bytes_per_s and first.session not in taken:
             plan.append(Share(lane, traffic, left, _FIRST[traffic]))  # the usual case, without a walk over the others
             taken.add(first.session)
-            return
+            return 0
         for waiting in queue.in_order():
             if left * LEAST_SHARE < pace:
                 break
@@ -277,8 +295,9 @@ class LinkGranter:
             plan.append(Share(lane, traffic, rate, reason))
             taken.add(waiting.session)
             left -= rate
+        return left
 
-    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int]) -> None:
+    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int]) -> int:
         queue = self.queue.classes[TrafficClass.SYNC]
         # A lane that can't have one chunk in flight is none: more members than that take turns.
         most = max(1, left * max(self._rtt_ns, self.sizes.report_ns) // NANOS // self.sizes.chunk_bytes)
@@ -293,6 +312,7 @@ class LinkGranter:
         for lane, rate in zip(lanes, shares, strict=True):
             plan.append(Share(lane, TrafficClass.SYNC, rate, reason))
             taken.add(lane.session)
+        return left - sum(shares)
 
     def _turn_of_the_oldest(self) -> Waiting | None:
         """The longest waiter, when the 5 % that it is owed have become a turn."""
@@ -309,13 +329,8 @@ class LinkGranter:
         self._credit_bytes = 0
         self._turn = oldest
         self._turn_left_bytes = self._turn_bytes
-        self.totals.starvation_turns += 1
+        self._totals.starvation_turns += 1
         return oldest
-
-    @property
-    def _turn_bytes(self) -> int:
-        """A turn is long enough that the hand-overs before and after it cost little."""
-        return max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50)
 
     def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
@@ -355,7 +370,7 @@ class LinkGranter:
         reason = share.reason
         if self._last_session != lane.session:
             self._last_session = lane.session
-            self.totals.handovers += 1
+            self._totals.handovers += 1
             if start_ns > now_ns:
                 reason = f"{reason}; starts when the lane before it has left"
         send_ns = nbytes * NANOS // rate
@@ -386,12 +401,12 @@ class LinkGranter:
         return waiting.need_bytes <= 0
 
     def _count(self, waiting: Waiting, nbytes: int) -> None:
-        totals = self.totals
+        totals = self._totals
         totals.grants += 1
         totals.granted_bytes += nbytes
         if self._turn is waiting:
             self._turn_left_bytes -= nbytes
-        elif any(queue.count for queue in self.queue.classes[waiting.traffic + 1 :]):
+        elif self.queue.waits_below(waiting.traffic):
             # Only a lower class can starve: within a class it is first come, first served.
             self._credit_bytes += nbytes // STARVATION_SHARE
         self.last_reason = f"{waiting.transfer}: {waiting.reason}"
@@ -399,17 +414,23 @@ class LinkGranter:
     # ----------------------------------------------------------------------------------------------------------- sizes
 
     def _lane_window(self, rate: int) -> int:
-        pace = self.sizes.pace_bytes_per_s
-        chunk = self.sizes.chunk_bytes
-        slot = max(chunk, self.sizes.slot_bytes * rate // pace // chunk * chunk)
-        return lane_window_bytes(rate, self._rtt_ns, self.settings.buffer_bytes, slot, self._extra_ns, pace)
+        """What a lane at ``rate`` may have outstanding."""
+        window = self._window_of_lanes.get(rate)
+        if window is None:
+            if len(self._window_of_lanes) > 64:
+                self._window_of_lanes.clear()
+            pace, chunk = self.sizes.pace_bytes_per_s, self.sizes.chunk_bytes
+            slot = max(chunk, self.sizes.slot_bytes * rate // pace // chunk * chunk)
+            window = lane_window_bytes(rate, self._rtt_ns, self.settings.buffer_bytes, slot, self._extra_ns, pace)
+            self._window_of_lanes[rate] = window
+        return window
 
     def _resize(self, lanes: int) -> None:
         """The link's window for so many lanes: each needs a chunk or two ahead, however slow it is."""
-        pace = self.sizes.pace_bytes_per_s
-        target = self._lane_window(pace) + (lanes - 1) * 2 * self.sizes.chunk_bytes
+        target = self._lane_window(self.sizes.pace_bytes_per_s) + (lanes - 1) * 2 * self.sizes.chunk_bytes
         for bottleneck in self.bottlenecks:
-            bottleneck.resize(target)
+            if bottleneck.window_bytes != target:
+                bottleneck.resize(target)
 
     def info(self, now_ns: int) -> LinkInfo:
         """What agents are told of the link."""

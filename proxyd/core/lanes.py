@@ -60,6 +60,7 @@ class Lane:
         self.near_end = False
         """Its agent said that all it was granted leaves within the lead time."""
         self.leaving = False
+        """Its share has been passed on; so it stays until it is granted anew."""
         self.leaves_ns = 0
         """When its last granted byte leaves, as last reported."""
         self.reported_ns = 0
@@ -74,11 +75,8 @@ class Lane:
         self._last_rate = 0
 
     def binding_rate(self, now_ns: int) -> int:
-        """The part of the link that this lane may be using."""
+        """The part of the link that this lane may be using, what it may send by itself included."""
         rate = self.account.binding_rate(now_ns)
-        ceiling = self.ceiling_bytes_per_s
-        if ceiling and rate > ceiling:
-            rate = ceiling
         if self.reserve_until_ns > now_ns and rate < self.reserve_bytes_per_s:
             return self.reserve_bytes_per_s
         return rate
@@ -104,8 +102,6 @@ class Lane:
         leaves_in = max(0, report.leaves_in_ns - control_rtt_ns // 2) if report.backlog_bytes > 0 else 0
         self.near_end = account.unseen_bytes == 0 and leaves_in <= lead_ns
         self.leaves_ns = now_ns + min(leaves_in, lead_ns)
-        if not self.near_end:
-            self.leaving = False
         return settled
 
     def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int) -> str:
@@ -138,6 +134,7 @@ class Lane:
         ceiling = measured * 2 if grows else measured + measured // 4
         self.ceiling_bytes_per_s = max(min(ceiling, pace_bytes_per_s), pace_bytes_per_s // 64, 1)
         self.ceiling_sticks = limited
+        self.account.believe(self.ceiling_bytes_per_s)
         return (
             f"{self.agent} sends only {measured} of {rate} bytes/s granted"
             f"{'' if limited else ' (it lacks data)'}: others get what it leaves"

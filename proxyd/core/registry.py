@@ -99,7 +99,9 @@ class Registry:
 
     def next_deadline_ns(self, lease_ns: int) -> int | None:
         """When :meth:`expire` has something to do."""
-        return min((lost_ns + lease_ns for _, lost_ns in self._lost_sessions.values()), default=None)
+        if not self._lost_sessions:
+            return None
+        return min(lost_ns for _, lost_ns in self._lost_sessions.values()) + lease_ns
 
     def take_changes(self) -> Directory:
         """What came and went since the last call."""

@@ -116,6 +116,7 @@ class Account:
     """
 
     __slots__ = (
+        "binds_until_ns",
         "clamped_reports",
         "delivered_bytes",
         "fallback_bytes",
@@ -147,17 +148,13 @@ class Account:
         self.marks: deque[Mark] = deque()
         """Grants whose bytes are not all acknowledged, oldest first."""
         self.top_rate_bytes_per_s = 0
-        """Highest rate among grants whose bytes have not all left."""
+        """Highest rate among grants whose bytes have not all left; it binds until ``binds_until_ns``."""
+        self.binds_until_ns = 0
 
     @property
     def outstanding_bytes(self) -> int:
         """Granted and neither delivered, nor given back, nor forgiven."""
         return self.granted_bytes - self.settled_bytes
-
-    @property
-    def gone_bytes(self) -> int:
-        """Granted and no longer at the agent."""
-        return self.left_bytes + self.returned_bytes
 
     def grant(self, nbytes: int, rate_bytes_per_s: int, leaves_by_ns: int, forgiven_ns: int) -> None:
         """Note a grant."""
@@ -165,6 +162,8 @@ class Account:
         self.marks.append(Mark(self.granted_bytes, rate_bytes_per_s, leaves_by_ns, forgiven_ns))
         if rate_bytes_per_s > self.top_rate_bytes_per_s:
             self.top_rate_bytes_per_s = rate_bytes_per_s
+        if leaves_by_ns > self.binds_until_ns:
+            self.binds_until_ns = leaves_by_ns
 
     def report(self, report: Report) -> int:
         """Take in a report; answers the bytes that it settled.
@@ -186,7 +185,9 @@ class Account:
         self.fallback_bytes = max(self.fallback_bytes, report.fallback_bytes)
         self.retransmits = max(self.retransmits, report.retransmits)
         self.unseen_bytes = max(0, granted - left - returned - max(0, report.backlog_bytes))
-        return self._settle()
+        settled = self._settle()
+        self._top_rate()
+        return settled
 
     def expire(self, now_ns: int) -> int:
         """Forgive what is overdue and forget rates that no longer bind; answers the bytes that it settled."""
@@ -195,19 +196,15 @@ class Account:
                 break
             self.forgiven_bytes = max(self.forgiven_bytes, mark.granted_bytes)
         settled = self._settle()
-        self._top_rate(now_ns)
+        self._top_rate()
         return settled
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """When :meth:`expire` is worth a call."""
+        """When the passing of time alone changes something."""
         if not self.marks:
             return None
-        gone = self.gone_bytes
-        best = self.marks[0].forgiven_ns
-        for mark in self.marks:
-            if mark.granted_bytes > gone and mark.leaves_by_ns > now_ns:
-                return min(best, mark.leaves_by_ns)
-        return best
+        forgiven_ns = self.marks[0].forgiven_ns
+        return self.binds_until_ns if now_ns < self.binds_until_ns < forgiven_ns else forgiven_ns
 
     def _settle(self) -> int:
         before = self.settled_bytes
@@ -218,21 +215,28 @@ class Account:
             marks.popleft()
         return settled - before
 
+    def believe(self, rate_bytes_per_s: int) -> None:
+        """The agent can't send faster than this, whatever its grants say."""
+        for mark in self.marks:
+            mark.rate_bytes_per_s = min(mark.rate_bytes_per_s, rate_bytes_per_s)
+        self._top_rate()
+
     def binding_rate(self, now_ns: int) -> int:
         """The highest rate at which bytes granted so far may still be leaving."""
-        if self.top_rate_bytes_per_s:
-            self._top_rate(now_ns)
-        return self.top_rate_bytes_per_s
+        return self.top_rate_bytes_per_s if now_ns < self.binds_until_ns else 0
 
-    def _top_rate(self, now_ns: int) -> None:
-        gone = max(self.gone_bytes, self.settled_bytes)
-        top = 0
+    def _top_rate(self) -> None:
+        gone = max(self.left_bytes + self.returned_bytes, self.settled_bytes)
+        top = until_ns = 0
         for mark in reversed(self.marks):
             if mark.granted_bytes <= gone:
                 break
-            if mark.leaves_by_ns > now_ns and mark.rate_bytes_per_s > top:
+            if mark.rate_bytes_per_s > top:
                 top = mark.rate_bytes_per_s
+            if mark.leaves_by_ns > until_ns:
+                until_ns = mark.leaves_by_ns
         self.top_rate_bytes_per_s = top
+        self.binds_until_ns = until_ns
 
 
 class Bottleneck:

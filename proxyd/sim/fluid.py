@@ -309,6 +309,6 @@ class FluidWorld:
         sender.advance(self.now_ns)
         if sender.lead_said or sender.frozen or not sender.grants:
             return
-        if sender.leaves_ns(self.now_ns) - self.now_ns <= sender.grants[-1].lead_ns:
+        if sender.leaves_ns(self.now_ns) - self.now_ns <= sender.grants[-1].lead_ns + 1000:  # rounding
             sender.lead_said = True
             self._report(session)
