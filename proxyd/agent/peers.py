@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from proxyd.wire.codec import WireError
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+SETTLED_S = 5.0
+"""A link that stood for less counts as one more failure for the backoff."""
 MIN_POLL_NS = 5_000_000
 RTT_PER_POLL = 16
 MAX_STREAMS = 256
@@ -140,9 +143,10 @@ class PeerLink:
         backoff_s = FIRST_BACKOFF_S
         while not self._closed:
             self._again.clear()
+            up_at_s = None
             try:
                 await self._connect()
-                backoff_s = FIRST_BACKOFF_S
+                up_at_s = self._loop.time()
             except (OSError, TimeoutError, WireError, ProxydError) as error:
                 reason = f"cannot reach agent {self.peer} at {self._address}: {_words(error)}"
                 self._throttle.warning("dial", reason, next_try_s=round(backoff_s, 2))
@@ -153,6 +157,13 @@ class PeerLink:
                 async with asyncio.timeout(timeout_s):
                     await self._again.wait()
             except TimeoutError:
+                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+                continue
+            if up_at_s is None or self._loop.time() - up_at_s > SETTLED_S:
+                backoff_s = FIRST_BACKOFF_S
+            else:
+                # Two agents of one name take turns in throwing each other out: at least not in a hurry.
+                await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
 
     async def _connect(self) -> None:
@@ -331,6 +342,6 @@ class PeerLink:
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)  # the loop's own text repeats the address and forgets the reason
     return str(error)

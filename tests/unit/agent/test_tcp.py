@@ -1,0 +1,76 @@
+"""Socket options and counters, on real loopback sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from proxyd.agent import tcp
+from proxyd.core.errors import ConfigError
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        two, _ = server.accept()
+    with one, two:
+        yield one, two
+
+
+@pytest.mark.parametrize(
+    ("configured", "slow_start", "available", "chosen"),
+    [
+        ("auto", "0", "reno bbr cubic", "cubic"),
+        ("auto", "1", "reno bbr cubic", "bbr"),
+        ("auto", "1", "reno cubic", "cubic"),
+        ("auto", "1", "reno", ""),
+        ("auto", "0", "reno bbr", ""),
+        ("reno", "1", "reno bbr cubic", "reno"),
+    ],
+)
+def test_congestion_control_follows_what_idleness_does(
+    configured: str, slow_start: str, available: str, chosen: str
+) -> None:
+    assert tcp.choose_congestion_control(configured, slow_start, available) == chosen
+
+
+def test_unsent_bytes_are_bounded_by_a_millisecond() -> None:
+    assert tcp.notsent_limit_bytes(0) == 4 << 20
+    assert tcp.notsent_limit_bytes(1000) == 16 << 10
+    assert tcp.notsent_limit_bytes(50_000_000) == 50_000
+    assert tcp.notsent_limit_bytes(10**11) == 4 << 20
+
+
+def test_counters_of_a_paced_stream(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, two = pair
+    tcp.prepare(one, peer_timeout_ns=30_000_000_000, congestion_control="reno")
+    tcp.set_pace(one, 1_000_000)
+    one.setblocking(False)
+    sent = 0
+    with pytest.raises(BlockingIOError):
+        while sent < 50_000_000:
+            sent += one.send(bytes(200_000))
+    state = tcp.read_tcp_state(one)
+    assert 0 < state.unsent_bytes <= state.unacked_bytes <= sent
+    assert sent < 1_000_000, "the unsent limit held"
+    assert state.srtt_ns > 0
+    two.recv(10)
+    tcp.set_pace(one, 0)
+    one.setblocking(True)
+    got = 10
+    while got < sent:
+        got += len(two.recv(1 << 20))
+    assert tcp.read_tcp_state(one).unsent_bytes == 0
+
+
+def test_an_unknown_congestion_control_is_a_clear_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(ConfigError, match="congestion control 'nosuch'"):
+        tcp.prepare(pair[0], peer_timeout_ns=1, congestion_control="nosuch")
+
+
+def test_stream_capacity_comes_from_the_kernel() -> None:
+    assert tcp.stream_capacity_bytes() >= 64 << 10
+    assert tcp.read_sysctl("no_such_thing", "7") == "7"
