@@ -1,6 +1,6 @@
 """Grants through gRPC on loopback: a real coordinator process, and agents' sessions as the agents have them.
 
-Each of ``SENDERS`` sessions stands for an agent at a site of its own and sends one transfer after the other over its own
+Each of ``SENDERS`` sessions stands for an agent at a site of its own and sends one transfer after another over its own
 link: request, wait for the grant, report it as delivered, done, next. So each cycle holds everything that a grant costs
 (two batches through gRPC, translation both ways, the machine) and nothing that the policy would make it wait for.
 """
