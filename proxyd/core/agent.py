@@ -1,11 +1,13 @@
 """The agent machine: everything an agent decides, without a socket, a clock or a byte of payload.
 
-The driver (daemon or simulator) turns what happens into events, calls :meth:`AgentMachine.handle`, carries out the effects in
-their order and sets a timer to :meth:`AgentMachine.next_deadline_ns`. The two halves are in :mod:`proxyd.core.sending` and
-:mod:`proxyd.core.receiving`; this file routes events to them and keeps what both need: local trainers and the directory.
+The driver (daemon or simulator) turns what happens into events, calls :meth:`AgentMachine.handle`, carries out the
+effects in their order and sets a timer to :meth:`AgentMachine.next_deadline_ns`. The two halves are in
+:mod:`proxyd.core.sending` and :mod:`proxyd.core.receiving`; this file routes events to them and keeps what both need:
+local trainers and the directory.
 
 A stream that can take bytes asks :meth:`AgentMachine.next_chunk`. That may leave effects behind (the next grant's pace,
-another peer's turn), so the driver handles a ``TimePassed`` after it has pumped; ``next_deadline_ns()`` says 0 until then.
+another peer's turn), so the driver handles a ``TimePassed`` after it has pumped; ``next_deadline_ns()`` says 0 until
+then.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class AgentMachine:
         self.receiver = Receiver(self._clients, self._effects)
         self._orphans: dict[TransferId, Outgoing] = {}
 
-    # ------------------------------------------------------------------------------------------------------ the interface
+    # ------------------------------------------------------------------------------- the interface
 
     def handle(self, event: ev.AgentEvent, now_ns: int) -> list[AgentEffect]:
         """Take in one event; returns what the driver has to do, in order."""
@@ -179,7 +181,7 @@ class AgentMachine:
             ),
         )
 
-    # ------------------------------------------------------------------------------------------------------------ routing
+    # ------------------------------------------------------------------------------------- routing
 
     def _dispatch(self, event: ev.AgentEvent, now_ns: int) -> None:
         sender, receiver = self.sender, self.receiver
@@ -242,7 +244,7 @@ class AgentMachine:
             case ev.Stopping():
                 self._stopping(event, now_ns)
 
-    # ------------------------------------------------------------------------------------------------------------- trainers
+    # ------------------------------------------------------------------------------------ trainers
 
     def _attached(self, event: ev.ClientAttached, now_ns: int) -> None:
         old = self._clients.get(event.endpoint)
@@ -338,7 +340,7 @@ class AgentMachine:
             return
         self.sender.cancel(out, ErrorCode.CANCELLED, f"{out.envelope.describe()}: cancelled", now_ns)
 
-    # --------------------------------------------------------------------------------------------------------- coordinators
+    # -------------------------------------------------------------------------------- coordinators
 
     def _coordinator_connected(self, event: ev.CoordinatorConnected, now_ns: int) -> None:
         if not isinstance(event.message, Welcome):
@@ -427,7 +429,7 @@ class AgentMachine:
             del self.sender.peers[name]
             self._effects.append(DropPeer(name, "no endpoint lives there any more"))
 
-    # -------------------------------------------------------------------------------------------------------------- peers
+    # --------------------------------------------------------------------------------------- peers
 
     def _peer_frame(self, event: ev.PeerFrame, now_ns: int) -> None:
         frame, transfer = event.frame, event.transfer

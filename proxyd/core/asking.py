@@ -2,8 +2,8 @@
 
 One :class:`~proxyd.core.linkbook.LinkBook` per link keeps grants and accounts; this file decides what to ask of which
 coordinator, which chunk spends which grant, and what happens when the coordinator falls silent: after half a second the
-agent goes on by itself at the rate that the last beat handed to it (the sum of these rates over all agents stays under the
-link), most urgent class first; an agent that was never handed a rate fails what waits, with the reason.
+agent goes on by itself at the rate that the last beat handed to it (the sum of these rates over all agents stays under
+the link), most urgent class first; an agent that was never handed a rate fails what waits, with the reason.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Asking:
         self._announced: dict[Channel, deque[int]] = {}
         self._next_announcement = 1
 
-    # ------------------------------------------------------------------------------------------------------ coordinators
+    # -------------------------------------------------------------------------------- coordinators
 
     def book(self, link: LinkName) -> LinkBook:
         book = self.links.get(link)
@@ -150,7 +150,7 @@ class Asking:
         if book.coordinator == address:
             book.fallback_rate_bytes_per_s = rate_bytes_per_s
 
-    # ------------------------------------------------------------------------------------------------------------ asking
+    # -------------------------------------------------------------------------------------- asking
 
     def announce(self, envelope: Envelope, entry: DirectoryEntry | None, ready_in_ns: int) -> None:
         """A trainer will post this message in ``ready_in_ns``: keep its place in the queue."""
@@ -286,7 +286,7 @@ class Asking:
         done = TransferDone(out.transfer, out.link, out.envelope.traffic_class, out.nbytes, ok, arrival_span_ns)
         self.effects.append(ToCoordinator(book.coordinator, done))
 
-    # ------------------------------------------------------------------------------------------------------------ chunks
+    # -------------------------------------------------------------------------------------- chunks
 
     def next_chunk(self, peer: Peer, now_ns: int) -> Chunk | None:
         book = self.links.get(LinkName(self.config.agent.site, peer.name.site))
@@ -357,7 +357,7 @@ class Asking:
             )
             book.progress(event.peer, counts, now_ns)
 
-    # ------------------------------------------------------------------------------------------------------------ timers
+    # -------------------------------------------------------------------------------------- timers
 
     def deadlines_ns(self) -> list[int]:
         """Times at which :meth:`tick` has something to do."""
@@ -431,7 +431,7 @@ class Asking:
             return
         book.fallback_next_ns = now_ns + FALLBACK_SLICE_NS
 
-    # ----------------------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------- telling
 
     def tell_state(self, out: Outgoing, finish_in_ns: int) -> None:
         """Tell the trainer when its message enters another phase (a timeout names it), or has a prediction."""

@@ -1,8 +1,8 @@
 """Where endpoints live, as the coordinators say: an agent's union of what each of them reported.
 
 Coordinators never talk to each other, and agents register with all of them, so the same endpoint arrives several times.
-The latest word wins; an endpoint is gone only when its very incarnation is reported gone (a late "gone" of an earlier life
-must not remove the present one).
+The latest word wins; an endpoint is gone only when its very incarnation is reported gone (a late "gone" of an earlier
+life must not remove the present one).
 """
 
 from __future__ import annotations

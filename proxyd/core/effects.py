@@ -14,7 +14,7 @@ from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
 
-# ------------------------------------------------------------------------------------------------ coordinator machine
+# ----------------------------------------------------------------------------- coordinator machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CloseSession:
 
 CoordinatorEffect: TypeAlias = ToAgent | CloseSession
 
-# ------------------------------------------------------------------------------------------------------ agent machine
+# ----------------------------------------------------------------------------------- agent machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

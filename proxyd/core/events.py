@@ -1,7 +1,7 @@
 """What happens to the two machines: every input they have besides time.
 
-The daemon and the simulator both turn what they see into these and pass them to ``handle(event, now_ns)``. Payload never
-appears; memory is named by (arena, offset).
+The daemon and the simulator both turn what they see into these and pass them to ``handle(event, now_ns)``. Payload
+never appears; memory is named by (arena, offset).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
 
-# ------------------------------------------------------------------------------------------------------ both machines
+# ----------------------------------------------------------------------------------- both machines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TimePassed:
     """``next_deadline_ns()`` has come (or may have: an early one is harmless)."""
 
 
-# ------------------------------------------------------------------------------------------------ coordinator machine
+# ---------------------------------------------------------------------------- coordinator machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ class SessionClosed:
 
 CoordinatorEvent: TypeAlias = TimePassed | SessionOpened | SessionMessage | SessionClosed
 
-# ------------------------------------------------------------------------------------------------------ agent machine
+# ----------------------------------------------------------------------------------- agent machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientAttached:
-    """A trainer finished its hello. A known endpoint with another incarnation: the newest wins (the driver has checked the uid)."""
+    """A trainer finished its hello. A known endpoint with another incarnation: the newest wins (the driver has
+    checked the uid)."""
 
     endpoint: EndpointName
     incarnation: int
@@ -210,8 +211,8 @@ class ChunkArrived:
 class SendProgress:
     """Cumulative counts over all data streams to one peer since it connected, from the kernel (SIOCOUTQ, TCP_INFO).
 
-    ``granted_left_bytes``, ``granted_delivered_bytes``: payload of granted chunks that left this host / was acknowledged by
-    TCP. ``unsent_bytes``: written to the kernel and not yet left.
+    ``granted_left_bytes``, ``granted_delivered_bytes``: payload of granted chunks that left this host / was
+    acknowledged by TCP. ``unsent_bytes``: written to the kernel and not yet left.
     """
 
     peer: AgentName
@@ -226,7 +227,8 @@ class SendProgress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CoordinatorConnected:
-    """A control session stands; ``message`` is its Welcome. ``address``: as configured, names the session from here on."""
+    """A control session stands; ``message`` is its Welcome. ``address``: as configured, names the session from here
+    on."""
 
     address: str
     message: CoordinatorMessage

@@ -1,4 +1,5 @@
-"""Names of things, as values: sites, links, agents. Endpoints and transfers are named by :mod:`proxyd.wire.envelope`."""
+"""Names of things, as values: sites, links, agents. Endpoints and transfers are named by
+:mod:`proxyd.wire.envelope`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """What an agent holds on one link: its grants, its accounts, and what it does when the coordinator falls silent.
 
-Grants form a FIFO. The head is served from its start time on; a grant whose transfer has no filled chunk yet lets the next
-one go ahead, so a trainer that is still copying doesn't idle the link. Unspent bytes of an expired, finished or foreign
-grant are *returned*: the cumulative ``returned_bytes`` in the next report frees them at the coordinator.
+Grants form a FIFO. The head is served from its start time on; a grant whose transfer has no filled chunk yet lets the
+next one go ahead, so a trainer that is still copying doesn't idle the link. Unspent bytes of an expired, finished or
+foreign grant are *returned*: the cumulative ``returned_bytes`` in the next report frees them at the coordinator.
 
-Counts are relative to the present session with the owning coordinator (see :mod:`proxyd.core.messages`): bytes handed to
-the kernel before it began never count, which is why ``taken_before_bytes`` is subtracted from what the kernel reports.
+Counts are relative to the present session with the owning coordinator (see :mod:`proxyd.core.messages`): bytes handed
+to the kernel before it began never count, which is why ``taken_before_bytes`` is subtracted from what the kernel
+reports.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class LinkBook:
         self._returned_bytes = 0
         self._taken_bytes = 0
         self._lost_bytes = 0
-        """Taken bytes that died with their connection: they count as delivered, since nothing of them is outstanding."""
+        """Taken bytes that died with their connection: they count as delivered, since nothing of them is
+        outstanding."""
         self._taken_before_bytes = 0
         self._limited = True
         self._reported: Report | None = None
@@ -90,10 +92,11 @@ class LinkBook:
         """Half the known round trip; 0 when nothing is known."""
         return self.info.rtt_ns // 2 if self.info is not None else 0
 
-    # ------------------------------------------------------------------------------------------------------ sessions
+    # ------------------------------------------------------------------------------------ sessions
 
     def begin_session(self, coordinator: str, epoch: int, info: LinkInfo | None, now_ns: int) -> list[HeldGrant]:
-        """A session with the owner begins: forget the old one's grants (returned here, so that transfers can account)."""
+        """A session with the owner begins: forget the old one's grants (returned here, so that transfers can
+        account)."""
         dropped = [grant for grant in self.grants if not grant.fallback]
         self.grants = deque(grant for grant in self.grants if grant.fallback)
         self.coordinator = coordinator
@@ -110,7 +113,7 @@ class LinkBook:
         """The owner hasn't been heard for too long."""
         return now_ns - self.last_heard_ns > FALLBACK_AFTER_NS
 
-    # -------------------------------------------------------------------------------------------------------- grants
+    # -------------------------------------------------------------------------------------- grants
 
     def add(self, grant: Grant, nbytes: int, now_ns: int) -> None:
         """Hold ``nbytes`` of a grant (what its transfer can use; the rest has been returned)."""
@@ -187,7 +190,7 @@ class LinkBook:
         """Granted and not handed to a stream."""
         return sum(held.left_bytes for held in self.grants)
 
-    # ------------------------------------------------------------------------------------------------------- accounts
+    # ------------------------------------------------------------------------------------ accounts
 
     def progress(self, peer: AgentName, counts: PeerCounts, now_ns: int) -> None:
         """Take in the kernel's counts for one peer's streams."""

@@ -1,17 +1,18 @@
 """What agents and coordinators say to each other, as plain values.
 
-The daemon carries these over gRPC (``runtime.translate`` is the only file that knows both forms), the simulator over modelled
-delay. Time crosses only as a duration (``*_in_ns``, ``ttl_ns``): each side anchors it to its own monotonic clock on arrival.
+The daemon carries these over gRPC (``runtime.translate`` is the only file that knows both forms), the simulator over
+modelled delay. Time crosses only as a duration (``*_in_ns``, ``ttl_ns``): each side anchors it to its own monotonic
+clock on arrival.
 
-**Accounts.** For each (agent, link) both sides keep cumulative counts of *granted payload bytes* since the agent's session
-with the coordinator began::
+**Accounts.** For each (agent, link) both sides keep cumulative counts of *granted payload bytes* since the agent's
+session with the coordinator began::
 
     granted  = returned + untaken + taken                (coordinator knows granted; agent reports the rest)
     taken    = unsent in the kernel + in flight + delivered
     left     = taken - unsent
 
-``outstanding = granted - returned - delivered`` is what the link's window limits. Cumulative counts make a lost or merged
-report harmless: the newest says everything.
+``outstanding = granted - returned - delivered`` is what the link's window limits. Cumulative counts make a lost or
+merged report harmless: the newest says everything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TypeAlias
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.wire.envelope import TrafficClass
 
-# ---------------------------------------------------------------------------------------------- agent -> coordinator
+# ---------------------------------------------------------------------------- agent -> coordinator
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class EndpointDown:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """Ask for grants. ``wanted_bytes`` is the transfer's total so far (cumulative: re-sent chunks raise it), so a repeated
-    request is harmless."""
+    """Ask for grants. ``wanted_bytes`` is the transfer's total so far (cumulative: re-sent chunks raise it), so a
+    repeated request is harmless."""
 
     transfer: TransferId
     link: LinkName
@@ -133,7 +134,7 @@ AgentMessage: TypeAlias = (
     AgentHello | EndpointUp | EndpointDown | Request | Announce | CancelRequest | TransferDone | Report
 )
 
-# ---------------------------------------------------------------------------------------------- coordinator -> agent
+# ---------------------------------------------------------------------------- coordinator -> agent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,8 +180,8 @@ class Queued:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """Permission to send ``nbytes`` more of ``transfer`` at ``rate_bytes_per_s``, not before ``start_in_ns``, and to begin
-    within ``ttl_ns``; what is unspent then is returned."""
+    """Permission to send ``nbytes`` more of ``transfer`` at ``rate_bytes_per_s``, not before ``start_in_ns``, and to
+    begin within ``ttl_ns``; what is unspent then is returned."""
 
     grant: int
     transfer: TransferId
@@ -205,7 +206,8 @@ class Denied:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beat:
-    """The coordinator lives; also hands out what the agent may send by itself when beats stop, and fresh link figures."""
+    """The coordinator lives; also hands out what the agent may send by itself when beats stop, and fresh link
+    figures."""
 
     epoch: int
     fallback: tuple[tuple[LinkName, int], ...]

@@ -1,8 +1,8 @@
 """The receiving half of an agent: from a peer's offer to the trainer's release.
 
-Messages of one sending endpoint are told to the receiving trainer in the order in which they were offered, even when memory
-for them is found in another order. A message is acknowledged when every chunk of it is verified and in the trainer's
-arena, and not before; an acknowledgement that gets lost is given again when the message is offered again.
+Messages of one sending endpoint are told to the receiving trainer in the order in which they were offered, even when
+memory for them is found in another order. A message is acknowledged when every chunk of it is verified and in the
+trainer's arena, and not before; an acknowledgement that gets lost is given again when the message is offered again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from proxyd.wire import peer as wire
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TrafficClass
 
 DELIVERED_REMEMBERED = 4096
-"""Delivered transfers kept, so that an offer repeated after a lost acknowledgement is acknowledged and not delivered twice."""
+"""Delivered transfers kept, so that an offer repeated after a lost acknowledgement is acknowledged and not
+delivered twice."""
 LOCAL_CHUNK_BYTES = 1 << 20
 
 
@@ -48,7 +49,7 @@ class Receiver:
         self.corrupt_chunks = 0
         self.received_bytes = 0
 
-    # ---------------------------------------------------------------------------------------------------- from the sender
+    # ----------------------------------------------------------------------------- from the sender
 
     def offered(self, peer: AgentName, transfer: TransferId, offer: wire.Offer) -> None:
         """A peer offers a message."""
@@ -130,7 +131,7 @@ class Receiver:
             code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
             self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {frame.message}")
 
-    # -------------------------------------------------------------------------------------------------------------- memory
+    # -------------------------------------------------------------------------------------- memory
 
     def allocated(self, transfer: TransferId) -> None:
         """Memory was found."""
@@ -170,7 +171,7 @@ class Receiver:
             if incoming is not None and incoming.state is RecvState.WANTED:
                 self._allocate(incoming)
 
-    # -------------------------------------------------------------------------------------------------------- from the client
+    # ----------------------------------------------------------------------------- from the client
 
     def accepted(self, transfer: TransferId) -> None:
         """A posted receive matched a message that has no memory yet."""
@@ -199,7 +200,7 @@ class Receiver:
             frame = wire.EagerReturned(envelope.job, envelope.src_rank, envelope.dst_rank, incoming.nbytes)
             self.effects.append(ToPeer(incoming.peer, True, wire.NO_TRANSFER, frame))
 
-    # ------------------------------------------------------------------------------------------------------------------ data
+    # ---------------------------------------------------------------------------------------- data
 
     def chunk(self, transfer: TransferId, offset: int, length: int, good: bool, now_ns: int) -> None:
         """A chunk is in place."""
@@ -252,7 +253,7 @@ class Receiver:
             nbytes = incoming.landed_bytes if incoming.peer is None else incoming.prefix_bytes
             self.effects.append(TellLanded(incoming.envelope.destination, incoming.transfer, nbytes))
 
-    # --------------------------------------------------------------------------------------------------------------- failing
+    # ------------------------------------------------------------------------------------- failing
 
     def _answer(self, peer: AgentName, transfer: TransferId, frame: wire.Frame) -> None:
         self.effects.append(ToPeer(peer, True, transfer, frame))

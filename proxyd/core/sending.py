@@ -1,9 +1,9 @@
 """The sending half of an agent: from a posted message to its acknowledgement.
 
-For each destination endpoint messages are offered strictly in the order in which they were posted (that order is what the
-receiving client matches by); from there on they overlap. Memory at the receiver comes first (credit), then the link
-(grants): a transfer asks for slots only when it holds credit, so a receiver that is full stops its own senders' grants and
-nobody else's.
+For each destination endpoint messages are offered strictly in the order in which they were posted (that order is what
+the receiving client matches by); from there on they overlap. Memory at the receiver comes first (credit), then the link
+(grants): a transfer asks for slots only when it holds credit, so a receiver that is full stops its own senders' grants
+and nobody else's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sender:
         self.done_count: dict[tuple[LinkName, int, bool], int] = {}
         self.resent_chunks = 0
 
-    # ---------------------------------------------------------------------------------------------------- from clients
+    # -------------------------------------------------------------------------------- from clients
 
     def post(self, transfer: TransferId, envelope: Envelope, filled_bytes: int, now_ns: int) -> Outgoing:
         """A trainer posted a message to a remote endpoint, or to one that isn't known yet."""
@@ -132,7 +132,7 @@ class Sender:
             if out.state not in (SendState.RESOLVING, SendState.HANDED_OVER):
                 self.cancel(out, ErrorCode.PEER_LOST, f"{out.envelope.describe()}: receiver gone: {reason}", now_ns)
 
-    # ------------------------------------------------------------------------------------------------- offering, credit
+    # ---------------------------------------------------------------------------- offering, credit
 
     def offer_waiting(self, destination: EndpointName, now_ns: int) -> None:
         """Offer what waits for ``destination``, in order, as far as it can be reached."""
@@ -224,7 +224,7 @@ class Sender:
         for destination in list(self._unoffered):
             self.offer_waiting(destination, now_ns)
 
-    # ------------------------------------------------------------------------------------------------------------ chunks
+    # -------------------------------------------------------------------------------------- chunks
 
     def next_chunk(self, name: AgentName, now_ns: int) -> Chunk | None:
         """The chunk to send next to a peer, or None when nothing may go now."""
@@ -255,7 +255,8 @@ class Sender:
         out = self.transfers.get(transfer)
         return out is not None and out.state is SendState.SENDING and out.next_chunk() is None
 
-    # ------------------------------------------------------------------------------------------------- answers from peers
+    # -------------------------------------------------------------------------------- answers from
+    # peers
 
     def acked(self, out: Outgoing, frame: wire.Ack, now_ns: int) -> None:
         """Whole, verified, told to the receiving client."""
@@ -289,7 +290,7 @@ class Sender:
         else:
             self.asking.request(out)
 
-    # ------------------------------------------------------------------------------------------------------------- peers
+    # --------------------------------------------------------------------------------------- peers
 
     def want_peer(self, entry: DirectoryEntry) -> Peer:
         """Have connections to an endpoint's agent."""
@@ -357,7 +358,7 @@ class Sender:
             )
             self.fail(out, ErrorCode.PEER_LOST, message, now_ns)
 
-    # ------------------------------------------------------------------------------------------------------------- timers
+    # -------------------------------------------------------------------------------------- timers
 
     def next_deadline_ns(self) -> int | None:
         """Earliest time at which :meth:`tick` has something to do."""

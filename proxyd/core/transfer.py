@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A transfer is one message. Its two ends keep one small state machine each, written down as a table: what isn't in the table
-can't happen, and :func:`step` says so loudly instead of going on with a state that nobody thought of.
+A transfer is one message. Its two ends keep one small state machine each, written down as a table: what isn't in the
+table can't happen, and :func:`step` says so loudly instead of going on with a state that nobody thought of.
 
 Sending end::
 
@@ -20,7 +20,8 @@ Sending end::
   UNACKED     every chunk was handed to the kernel; the block is still ours, to send again what is asked for
   DONE        acknowledged end to end: the block is the trainer's again
 
-Every state but DONE can fail; failing is final. A same-agent message takes none of the middle: RESOLVING -> HANDED_OVER -> DONE.
+Every state but DONE can fail; failing is final. A same-agent message takes none of the middle: RESOLVING ->
+HANDED_OVER -> DONE.
 
 Receiving end::
 
@@ -28,7 +29,8 @@ Receiving end::
        +--------------------(eager)-------------->^
 
 Bytes are conserved: the chunks of a transfer are partitioned at all times into unsent, taken (handed to a stream) and,
-at the receiver, landed; a chunk returns from taken to unsent only by a NACK, a TURNED_DOWN or the end of its connection.
+at the receiver, landed; a chunk returns from taken to unsent only by a NACK, a TURNED_DOWN or the end of its
+connection.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from proxyd.wire.envelope import Envelope
 
 MAX_RESENDS = 64
 """Chunks of one transfer that may fail their checksum before it fails as corrupt: TCP's own checksum lets about one in
-10^7 damaged segments through, so more than a handful means broken memory or a trainer that writes into a posted block."""
+10^7 damaged segments through, so more than a handful means broken memory or a trainer that writes into a posted
+block."""
 
 
 class SendState(enum.Enum):
@@ -119,7 +122,8 @@ SEND_TABLE: Mapping[tuple[SendState, SendInput], SendState] = {
     (_S.SENDING, _I.TURNED_DOWN): _S.CREDIT,
     (_S.UNACKED, _I.TURNED_DOWN): _S.CREDIT,
     (_S.UNACKED, _I.ACKED): _S.DONE,
-    # An empty message is complete when it is offered, and the receiver may answer before the last chunk's ledger closes.
+    # An empty message is complete when it is offered, and the receiver may answer before the last chunk's ledger
+    # closes.
     (_S.SENDING, _I.ACKED): _S.DONE,
     (_S.QUEUED, _I.ACKED): _S.DONE,
     (_S.HANDED_OVER, _I.ACKED): _S.DONE,
