@@ -404,8 +404,8 @@ class Asking:
             silent_s = self.config.peer_timeout_ns / NANOS
             for out in [self.transfers[transfer] for transfer in book.asked]:
                 text = (
-                    f"{out.envelope.describe()}: no word from a coordinator that owns {book.link} for {silent_s:.0f} s and "
-                    f"no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start it, "
+                    f"{out.envelope.describe()}: no word from a coordinator that owns {book.link} for {silent_s:.0f} s "
+                    f"and no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start it, "
                     "or check its `owns`"
                 )
                 self._cancel(out, ErrorCode.CONTROL_LOST, text, now_ns)

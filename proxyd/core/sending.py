@@ -277,8 +277,8 @@ class Sender:
             self.cancel(
                 out,
                 ErrorCode.CORRUPT,
-                f"{out.envelope.describe()}: {out.resends} chunks failed their checksum at {out.peer}; check the memory "
-                "of both hosts, and that the sending process does not write into buffers it has given to isend",
+                f"{out.envelope.describe()}: {out.resends} chunks failed their checksum at {out.peer}; check the "
+                "memory of both hosts, and that the sending process does not write into buffers it has given to isend",
                 now_ns,
             )
             return
