@@ -74,9 +74,10 @@ class ControlChannel:
             self._fail(f"it has not read its last {len(self._out)} bytes of control frames")
         elif not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is queued, as far as the socket takes it."""
         self._flush_due = False
         if not self._open:
             return
@@ -92,7 +93,7 @@ class ControlChannel:
         if bool(self._out) != self._writing:
             self._writing = bool(self._out)
             if self._writing:
-                self._loop.add_writer(self._sock, self._flush)
+                self._loop.add_writer(self._sock, self.flush)
             else:
                 self._loop.remove_writer(self._sock)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import resource
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 
 from proxyd.agent import tcp
@@ -27,6 +28,10 @@ from proxyd.wire.envelope import ErrorCode
 
 MAX_HANDSHAKES = 256
 MAX_STREAMS_PER_PEER = 256
+OFFERS_REMEMBERED = 65536
+"""Offers that a peer made, kept to tell a chunk that came too early from one that came too late."""
+OFFER_WAIT_S = 10.0
+"""How long a chunk may wait for its OFFER: several retransmissions of the control connection."""
 _EMFILE_PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -50,6 +55,8 @@ class InboundPeer:
         self._emit = emit
         self._channel: ControlChannel | None = None
         self._streams: list[ReceiveStream] = []
+        self._offered: OrderedDict[TransferId, None] = OrderedDict()
+        self._early: dict[TransferId, list[Callable[[], None]]] = {}
 
     def open(self, sock: socket.socket) -> None:
         """Its control connection stands."""
@@ -76,8 +83,28 @@ class InboundPeer:
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         self._emit(ChunkArrived(self.peer, transfer, offset, length, good))
 
+    def was_offered(self, transfer: TransferId) -> bool:
+        return transfer in self._offered
+
+    def when_offered(self, transfer: TransferId, go_on: Callable[[], None]) -> None:
+        waiting = self._early.setdefault(transfer, [])
+        waiting.append(go_on)
+        if len(waiting) == 1:
+            asyncio.get_running_loop().call_later(OFFER_WAIT_S, self._release, transfer)
+
+    def _release(self, transfer: TransferId) -> None:
+        """Let waiting chunks go on: into their block, or, without an offer, to nowhere."""
+        for go_on in self._early.pop(transfer, ()):
+            go_on()
+
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, True, transfer, frame))
+        if isinstance(frame, wire.Offer):
+            self._offered[transfer] = None
+            if len(self._offered) > OFFERS_REMEMBERED:
+                self._offered.popitem(last=False)
+            # The machine has answered by now: either there is a block, or the chunks are unwanted.
+            self._release(transfer)
 
     def _ended(self, reason: str) -> None:
         if self._channel is not None:

@@ -118,6 +118,8 @@ class PeerLink:
 
     def pump(self) -> None:
         """Offer chunks to the streams that can take one. They take turns in being first."""
+        if self._channel is not None:
+            self._channel.flush()  # an OFFER before its chunks, where both leave now
         streams = self._streams
         count = len(streams)
         self._turn += 1

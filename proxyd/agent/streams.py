@@ -167,7 +167,13 @@ class ChunkSink(Protocol):
     """Where chunks go."""
 
     def block_of(self, transfer: TransferId) -> Block | None:
-        """The memory of a message; None: unknown or no longer wanted, its chunks are thrown away."""
+        """The memory of a message; None: not offered yet, or no longer wanted."""
+
+    def was_offered(self, transfer: TransferId) -> bool:
+        """Whether the message's OFFER has come. Its chunks travel on other connections and may overtake it."""
+
+    def when_offered(self, transfer: TransferId, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` once that OFFER has come, or will not."""
 
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         """A chunk is in place (or was damaged on its way)."""
@@ -175,6 +181,10 @@ class ChunkSink(Protocol):
 
 class ReceiveStream:
     """One incoming data connection.
+
+    A chunk that has overtaken its OFFER waits in the kernel, and what is behind it on this connection: reading on would
+    mean to keep it somewhere or to lose it. Chunks of a message that was offered and has no memory (any more) are
+    thrown away.
 
     :param failed: told once, with the reason; the stream is closed then.
     """
@@ -189,6 +199,7 @@ class ReceiveStream:
         self._head = memoryview(bytearray(wire.HEADER_BYTES))
         self._head_bytes = 0
         self._header: wire.Header | None = None
+        self._early: wire.Header | None = None
         self._block: Block | None = None
         self._got_bytes = 0
         self._open = True
@@ -221,6 +232,27 @@ class ReceiveStream:
         header = wire.decode_header(self._head)
         if header.type != wire.DATA_TYPE:
             raise WireError(f"control frame type {header.type} came on a data connection")
+        if self._sink.block_of(header.transfer) is None and not self._sink.was_offered(header.transfer):
+            self._early = header
+            self._loop.remove_reader(self._sock)
+            self._sink.when_offered(header.transfer, self._go_on)
+            return wire.HEADER_BYTES, False
+        self._begin(header)
+        return wire.HEADER_BYTES, True
+
+    def _go_on(self) -> None:
+        header = self._early
+        if header is None or not self._open:
+            return
+        self._early = None
+        try:
+            self._begin(header)
+        except WireError as error:
+            self._fail(str(error))
+            return
+        self._loop.add_reader(self._sock, self._on_readable)
+
+    def _begin(self, header: wire.Header) -> None:
         block = self._sink.block_of(header.transfer)
         if block is not None:
             chunk = block.chunk_bytes
@@ -232,7 +264,6 @@ class ReceiveStream:
         self._header = header
         self._block = block
         self._got_bytes = 0
-        return wire.HEADER_BYTES, True
 
     def _read_payload(self, header: wire.Header) -> tuple[int, bool]:
         rest = header.length - self._got_bytes
@@ -275,5 +306,5 @@ class ReceiveStream:
         if self._open:
             self._open = False
             self._loop.remove_reader(self._sock)
-            self._header = self._block = None
+            self._header = self._early = self._block = None
             self._sock.close()

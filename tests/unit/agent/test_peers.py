@@ -36,13 +36,16 @@ from proxyd.runtime.addresses import Address
 from proxyd.runtime.metrics import listen_tcp
 from proxyd.wire import peer as wire
 from proxyd.wire.client import ArenaKind
-from proxyd.wire.envelope import ErrorCode, TransferId
+from proxyd.wire.envelope import Envelope, ErrorCode, TransferId
 
 TOKEN = b"a shared secret of the two sites"
 A = Identity(AgentName("a", "one"), 101, TOKEN)
 B = Identity(AgentName("b", "two"), 202, TOKEN)
 TIMEOUT_NS = 30_000_000_000
 CHUNK = 64 << 10
+
+
+OFFER = wire.Offer(Envelope("j", 0, 1, "", 7, 0, 10 * CHUNK, "", ()), 0, CHUNK, True)
 
 
 class Events:
@@ -188,10 +191,44 @@ def test_chunks_for_nobody_are_drained_and_the_stream_stays_in_step() -> None:
         stranger = [dataclasses.replace(chunk, transfer=TransferId(9, 9)) for chunk in real]
         rig.chunks = deque(chunk for pair in zip(stranger, real, strict=True) for chunk in pair)
         await rig.connect()
+        rig.link.send(TransferId(9, 9), OFFER)
         rig.link.pump()
         await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == len(real))
         assert rig.block is not None
         assert bytes(rig.block.payload) == rig.data
+        await rig.close()
+
+    play(body)
+
+
+def test_a_chunk_that_overtakes_its_offer_waits_for_it() -> None:
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=3 * CHUNK)
+        await rig.connect()
+        block, rig.block = rig.block, None
+        rig.link.pump()
+        await asyncio.sleep(0.05)
+        assert not rig.receiver.of(ChunkArrived)
+        rig.block = block
+        rig.link.send(rig.transfer, OFFER)
+        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 3)
+        assert block is not None
+        assert bytes(block.payload) == rig.data
+        await rig.close()
+
+    play(body)
+
+
+def test_a_chunk_whose_offer_never_comes_does_not_block_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "OFFER_WAIT_S", 0.05)
+
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=2 * CHUNK)
+        real = list(rig.chunks)
+        rig.chunks.appendleft(dataclasses.replace(real[0], transfer=TransferId(9, 9)))
+        await rig.connect()
+        rig.link.pump()
+        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 2)
         await rig.close()
 
     play(body)
@@ -216,8 +253,8 @@ def test_a_block_freed_under_way_is_written_no_more() -> None:
                 await asyncio.sleep(0.001)
         block.release()
         rig.block = None
+        rig.link.send(rig.transfer, OFFER)
         await loop.sock_sendall(raw, rig.data[1000:] + header + rig.data)
-        rig.link.send(rig.transfer, wire.Credit())
         await asyncio.sleep(0.05)
         assert bytes(whole[at + 1000 : at + CHUNK]) == bytes(CHUNK - 1000)
         assert not rig.receiver.of(ChunkArrived)
