@@ -44,11 +44,26 @@ class TranslateError(RemoteError):
 # -- how one field crosses ---------------------------------------------------------------------------------------------
 
 
+class _BadField(Exception):
+    """A value that cannot come in. The path to it is put together on the way out, so good messages don't pay for it."""
+
+    def __init__(self, verdict: str, why: str = "") -> None:
+        super().__init__(verdict)
+        self.path = ""
+        self.verdict = verdict
+        self.why = why
+
+    def within(self, name: str) -> _BadField:
+        """The same, seen from one level further up."""
+        self.path = f"{name}.{self.path}" if self.path else name
+        return self
+
+
 class _Codec(NamedTuple):
-    """``encode(core value) -> constructor argument``; ``decode(protobuf value, where) -> core value``."""
+    """``encode(core value) -> constructor argument``; ``decode(protobuf value) -> core value``, or _BadField."""
 
     encode: Callable[[Any], Any]
-    decode: Callable[[Any, str], Any]
+    decode: Callable[[Any], Any]
     is_message: bool = False
 
 
@@ -57,9 +72,9 @@ def _same(value: Any) -> Any:
 
 
 def _number(limit: int) -> _Codec:
-    def decode(value: int, where: str) -> int:
+    def decode(value: int) -> int:
         if value > limit:
-            raise TranslateError(f"{where} is {value}", why=f"the most that can be real is {limit}")
+            raise _BadField(f"is {value}", f"the most that can be real is {limit}")
         return value
 
     return _Codec(_same, decode)
@@ -69,32 +84,31 @@ def _text(limit_bytes: int, *, cut: bool = False) -> _Codec:
     """``cut``: a longer text of ours is shortened (a reason), not refused."""
 
     def encode(value: str) -> str:
-        raw = value.encode("utf-8", "replace")
-        return value if len(raw) <= limit_bytes or not cut else raw[:limit_bytes].decode("utf-8", "ignore")
+        if not cut or 4 * len(value) <= limit_bytes:
+            return value
+        return value.encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
 
-    def decode(value: str, where: str) -> str:
-        length = len(value.encode())
-        if length > limit_bytes:
-            raise TranslateError(f"{where} has {length} bytes", why=f"the limit is {limit_bytes}")
+    def decode(value: str) -> str:
+        # A text has at most four bytes for each character: most need no counting.
+        if 4 * len(value) > limit_bytes and (length := len(value.encode())) > limit_bytes:
+            raise _BadField(f"has {length} bytes", f"the limit is {limit_bytes}")
         return value
 
     return _Codec(encode, decode)
 
 
-def _name_decode(value: str, where: str) -> str:
+def _name_decode(value: str) -> str:
     # A name goes into "SITE/NAME", "a->b" and metric labels: nothing else may hide in it.
     if len(value) > MAX_NAME_BYTES or not _NAME.fullmatch(value):
-        raise TranslateError(
-            f"{where} is {value[:80]!r}", why=f"a name has 1 to {MAX_NAME_BYTES} letters, digits, '.', '_', '-'"
-        )
+        raise _BadField(f"is {value[:80]!r}", f"a name has 1 to {MAX_NAME_BYTES} letters, digits, '.', '_', '-'")
     return value
 
 
-def _address_decode(value: str, where: str) -> str:
+def _address_decode(value: str) -> str:
     try:
         parse_address(value[:300], port_zero_ok=False)
     except ConfigError as error:
-        raise TranslateError(f"{where} is no address to connect to", why=str(error)) from error
+        raise _BadField("is no address to connect to", str(error)) from error
     return value
 
 
@@ -102,11 +116,11 @@ _CLASS_TO_PB = {cls: pb.TrafficClass.Value(f"TRAFFIC_CLASS_{cls.name}") for cls 
 _CLASS_FROM_PB = {value: cls for cls, value in _CLASS_TO_PB.items()}
 
 
-def _class_decode(value: int, where: str) -> TrafficClass:
+def _class_decode(value: int) -> TrafficClass:
     try:
         return _CLASS_FROM_PB[pb.TrafficClass.ValueType(value)]
     except KeyError:
-        raise TranslateError(f"{where} is {value}", why="this is no traffic class that this version knows") from None
+        raise _BadField(f"is {value}", "this is no traffic class that this version knows") from None
 
 
 class _Spec(NamedTuple):
@@ -121,12 +135,15 @@ class _Spec(NamedTuple):
             value = self.core_type(*value)
         return self.pb_type(**{name: codec.encode(getattr(value, name)) for name, codec in self.fields.items()})
 
-    def decode(self, message: Any, where: str) -> Any:
+    def decode(self, message: Any) -> Any:
         values = []
-        for name, codec in self.fields.items():
-            if codec.is_message and not message.HasField(name):
-                raise TranslateError(f"{where}.{name} is missing")
-            values.append(codec.decode(getattr(message, name), f"{where}.{name}"))
+        for name, (_, decode, is_message) in self.fields.items():
+            try:
+                if is_message and not message.HasField(name):
+                    raise _BadField("is missing")
+                values.append(decode(getattr(message, name)))
+            except _BadField as error:
+                raise error.within(name) from error.__cause__
         return self.core_type(*values)
 
     def one(self) -> _Codec:
@@ -137,14 +154,14 @@ class _Spec(NamedTuple):
         """As a list in another message; a tuple in the core."""
         return _Codec(
             lambda values: [self.encode(value) for value in values],
-            lambda values, where: tuple(self.decode(value, where) for value in values),
+            lambda values: tuple(self.decode(value) for value in values),
         )
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 _TRAFFIC = _Codec(_CLASS_TO_PB.__getitem__, _class_decode)
-_FLAG = _Codec(_same, lambda value, where: value)
+_FLAG = _Codec(_same, _same)
 _SITE_OR_NAME = _Codec(_same, _name_decode)
 _ADDRESS = _Codec(_same, _address_decode)
 _JOB = _text(MAX_JOB_BYTES)
@@ -278,9 +295,7 @@ _COORDINATOR_KINDS: dict[str, _Spec] = {
         {
             "coordinator": _SITE_OR_NAME,
             "epoch": _COUNT,
-            "owns": _Codec(
-                list, lambda values, where: tuple(_OWNS.decode(value, where) for value in values), is_message=False
-            ),
+            "owns": _Codec(list, lambda values: tuple(_OWNS.decode(value) for value in values)),
             "beat_ns": _NS,
             "lease_ns": _NS,
             "links": _LINK_INFO.many(),
@@ -364,7 +379,15 @@ def _decode_batch(kinds: Mapping[str, _Spec], messages: Sequence[Any]) -> Iterab
                 "a message of a kind that this version doesn't know" if kind is None else f"a {kind} has no place here"
             )
         part = getattr(message, kind)
-        yield kind, part, kinds[kind].decode(part, kinds[kind].core_type.__name__)
+        yield kind, part, _decode(kinds[kind], part)
+
+
+def _decode(spec: _Spec, part: Any) -> Any:
+    try:
+        return spec.decode(part)
+    except _BadField as error:
+        path = error.within(spec.core_type.__name__).path
+        raise TranslateError(f"{path} {error.verdict}", why=error.why) from error
 
 
 # -- agent -> coordinator ----------------------------------------------------------------------------------------------
@@ -409,7 +432,7 @@ def read_hello(batch: pb.AgentBatch) -> SignedHello:
     raw = batch.messages[0].hello
     _check_version(raw.protocol_version, "the agent", "the coordinator")
     _check_proof(raw.nonce, raw.mac, "AgentHello")
-    return SignedHello(_AGENT_KINDS["hello"].decode(raw, "AgentHello"), raw.nonce, raw.mac)
+    return SignedHello(_decode(_AGENT_KINDS["hello"], raw), raw.nonce, raw.mac)
 
 
 # -- coordinator -> agent ----------------------------------------------------------------------------------------------
