@@ -405,8 +405,8 @@ class Asking:
             for out in [self.transfers[transfer] for transfer in book.asked]:
                 text = (
                     f"{out.envelope.describe()}: no word from a coordinator that owns {book.link} for {silent_s:.0f} s "
-                    f"and no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start it, "
-                    "or check its `owns`"
+                    f"and no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start "
+                    "it, or check its `owns`"
                 )
                 self._cancel(out, ErrorCode.CONTROL_LOST, text, now_ns)
             return
