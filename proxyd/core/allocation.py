@@ -11,7 +11,7 @@ that was cancelled or is fully granted stays in its heap until it reaches the to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from proxyd.core.ids import AgentName, LinkName, TransferId
@@ -183,10 +183,16 @@ class LinkQueue:
         waiting.ended = True
         waiting.reason = reason
 
-    def oldest(self) -> Waiting | None:
-        """Who has waited longest, whatever its class."""
-        firsts = [first for queue in self.classes if (first := queue.first()) is not None]
-        return min(firsts, key=lambda waiting: waiting.order, default=None)
+    def oldest(self, eligible: Callable[[int], bool]) -> Waiting | None:
+        """Who has waited longest, whatever its class, among sessions that are ``eligible``."""
+        best: Waiting | None = None
+        for queue in self.classes:
+            for waiting in queue.in_order():
+                if eligible(waiting.session):
+                    if best is None or waiting.order < best.order:
+                        best = waiting
+                    break
+        return best
 
     def __iter__(self) -> Iterator[Waiting]:
         """Every waiting transfer, in the order of their turns."""

@@ -18,8 +18,8 @@ and drain within a slot or two.
 
 **Hand-over.** The successor's grant is issued when the present lane's agent says that its last granted byte leaves
 within the lead time, and starts when that has happened. If that report never comes (the agent died or hangs), the lane
-counts as busy until its grants' time has run out. Rates of lanes that are not leaving never sum to more than the pace:
-others shrink before anyone grows.
+counts as busy until the time of its grants has run out, and then gets nothing more until it reports. Rates of lanes that
+are not leaving never sum to more than the pace: others shrink before anyone grows.
 """
 
 from __future__ import annotations
@@ -175,6 +175,8 @@ class LinkGranter:
         idle: list[Lane] = []
         for lane in self._active.values():
             account = lane.account
+            if account.top_rate_bytes_per_s and now_ns >= account.binds_until_ns:
+                lane.silent = True
             if account.marks and account.marks[0].forgiven_ns <= now_ns:
                 settled = account.expire(now_ns)
                 self._totals.forgiven_bytes += settled
@@ -280,16 +282,16 @@ class LinkGranter:
         if first is None:
             return left
         lane = self.lanes[first.session]
-        if not lane.ceiling_bytes_per_s and first.session not in taken:
+        if not lane.ceiling_bytes_per_s and not lane.silent and first.session not in taken:
             plan.append(Share(lane, traffic, left, _FIRST[traffic]))  # the usual case, without a walk over the others
             taken.add(first.session)
             return 0
         for waiting in queue.in_order():
             if left * LEAST_SHARE < pace:
                 break
-            if waiting.session in taken:
-                continue
             lane = self.lanes[waiting.session]
+            if waiting.session in taken or lane.silent:
+                continue
             rate = min(left, lane.ceiling_bytes_per_s or left)
             reason = _FIRST[traffic] if not plan else _BESIDE[traffic]
             plan.append(Share(lane, traffic, rate, reason))
@@ -301,7 +303,7 @@ class LinkGranter:
         queue = self.queue.classes[TrafficClass.SYNC]
         # A lane that can't have one chunk in flight is none: more members than that take turns.
         most = max(1, left * max(self._rtt_ns, self.sizes.report_ns) // NANOS // self.sizes.chunk_bytes)
-        sessions = [session for session in queue.sessions() if session not in taken]
+        sessions = [s for s in queue.sessions() if s not in taken and not self.lanes[s].silent]
         if len(sessions) > most:
             firsts = [waiting for session in sessions if (waiting := queue.head(session)) is not None]
             firsts.sort(key=lambda waiting: waiting.order)
@@ -318,12 +320,12 @@ class LinkGranter:
         """The longest waiter, when the 5 % that it is owed have become a turn."""
         turn = self._turn
         if turn is not None:
-            if turn.queued and self._turn_left_bytes > 0:
+            if turn.queued and self._turn_left_bytes > 0 and not self.lanes[turn.session].silent:
                 return turn
             self._turn = None
         if self._credit_bytes < self._turn_bytes:
             return None
-        oldest = self.queue.oldest()
+        oldest = self.queue.oldest(lambda session: not self.lanes[session].silent)
         if oldest is None:
             return None
         self._credit_bytes = 0
@@ -348,6 +350,8 @@ class LinkGranter:
         rate = min(share.rate_bytes_per_s, pace - held)
         if rate * 4 < share.rate_bytes_per_s or rate <= 0:
             return 0, now_ns
+        if lane.leaving and held + lane.binding_rate(now_ns) > pace:
+            return 0, now_ns  # it has passed its share on: first its last bytes must leave
         if leaving and rate + held + leaving > pace:
             start_ns = max(now_ns, max(other.leaves_ns for other in busy if other.leaving and other is not lane))
         return rate, start_ns
@@ -375,7 +379,7 @@ class LinkGranter:
                 reason = f"{reason}; starts when the lane before it has left"
         send_ns = nbytes * NANOS // rate
         leaves_by_ns = max(start_ns, lane.leaves_ns) + sizes.ttl_ns + 2 * send_ns
-        account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4)
+        account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
         lane.granted(rate, start_ns, idle)
         self._active[lane.session] = lane
         for bottleneck in self.bottlenecks:

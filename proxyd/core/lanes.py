@@ -41,10 +41,10 @@ class Lane:
         "leaving",
         "near_end",
         "rate_bytes_per_s",
-        "reported_ns",
         "reserve_bytes_per_s",
         "reserve_until_ns",
         "session",
+        "silent",
     )
 
     def __init__(self, session: int, agent: AgentName) -> None:
@@ -63,7 +63,8 @@ class Lane:
         """Its share has been passed on; so it stays until it is granted anew."""
         self.leaves_ns = 0
         """When its last granted byte leaves, as last reported."""
-        self.reported_ns = 0
+        self.silent = False
+        """The time of its grants ran out without a word: it hangs. It gets nothing more until it reports."""
         self.ended = False
         """Its session is gone: nothing more will be reported."""
         self.reserve_bytes_per_s = 0
@@ -97,8 +98,8 @@ class Lane:
     def reported(self, report: Report, now_ns: int, control_rtt_ns: int, lead_ns: int) -> int:
         """Take in a report; answers the bytes that it settled."""
         account = self.account
-        settled = account.report(report)
-        self.reported_ns = now_ns
+        settled = account.report(report, now_ns)
+        self.silent = False
         leaves_in = max(0, report.leaves_in_ns - control_rtt_ns // 2) if report.backlog_bytes > 0 else 0
         self.near_end = account.unseen_bytes == 0 and leaves_in <= lead_ns
         self.leaves_ns = now_ns + min(leaves_in, lead_ns)
@@ -134,7 +135,7 @@ class Lane:
         ceiling = measured * 2 if grows else measured + measured // 4
         self.ceiling_bytes_per_s = max(min(ceiling, pace_bytes_per_s), pace_bytes_per_s // 64, 1)
         self.ceiling_sticks = limited
-        self.account.believe(self.ceiling_bytes_per_s)
+        self.account.believe(self.ceiling_bytes_per_s, now_ns)
         return (
             f"{self.agent} sends only {measured} of {rate} bytes/s granted"
             f"{'' if limited else ' (it lacks data)'}: others get what it leaves"

@@ -156,16 +156,16 @@ class Account:
         """Granted and neither delivered, nor given back, nor forgiven."""
         return self.granted_bytes - self.settled_bytes
 
-    def grant(self, nbytes: int, rate_bytes_per_s: int, leaves_by_ns: int, forgiven_ns: int) -> None:
+    def grant(self, nbytes: int, rate_bytes_per_s: int, leaves_by_ns: int, forgiven_ns: int, now_ns: int) -> None:
         """Note a grant."""
         self.granted_bytes += nbytes
         self.marks.append(Mark(self.granted_bytes, rate_bytes_per_s, leaves_by_ns, forgiven_ns))
-        if rate_bytes_per_s > self.top_rate_bytes_per_s:
+        if rate_bytes_per_s > self.top_rate_bytes_per_s or now_ns >= self.binds_until_ns:
             self.top_rate_bytes_per_s = rate_bytes_per_s
         if leaves_by_ns > self.binds_until_ns:
             self.binds_until_ns = leaves_by_ns
 
-    def report(self, report: Report) -> int:
+    def report(self, report: Report, now_ns: int) -> int:
         """Take in a report; answers the bytes that it settled.
 
         Counts only grow, so an old or repeated report changes nothing. A count beyond the possible (negative, more
@@ -186,7 +186,7 @@ class Account:
         self.retransmits = max(self.retransmits, report.retransmits)
         self.unseen_bytes = max(0, granted - left - returned - max(0, report.backlog_bytes))
         settled = self._settle()
-        self._top_rate()
+        self._top_rate(now_ns)
         return settled
 
     def expire(self, now_ns: int) -> int:
@@ -196,7 +196,7 @@ class Account:
                 break
             self.forgiven_bytes = max(self.forgiven_bytes, mark.granted_bytes)
         settled = self._settle()
-        self._top_rate()
+        self._top_rate(now_ns)
         return settled
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
@@ -215,23 +215,23 @@ class Account:
             marks.popleft()
         return settled - before
 
-    def believe(self, rate_bytes_per_s: int) -> None:
+    def believe(self, rate_bytes_per_s: int, now_ns: int) -> None:
         """The agent can't send faster than this, whatever its grants say."""
         for mark in self.marks:
             mark.rate_bytes_per_s = min(mark.rate_bytes_per_s, rate_bytes_per_s)
-        self._top_rate()
+        self._top_rate(now_ns)
 
     def binding_rate(self, now_ns: int) -> int:
         """The highest rate at which bytes granted so far may still be leaving."""
         return self.top_rate_bytes_per_s if now_ns < self.binds_until_ns else 0
 
-    def _top_rate(self) -> None:
+    def _top_rate(self, now_ns: int) -> None:
         gone = max(self.left_bytes + self.returned_bytes, self.settled_bytes)
         top = until_ns = 0
         for mark in reversed(self.marks):
             if mark.granted_bytes <= gone:
                 break
-            if mark.rate_bytes_per_s > top:
+            if mark.leaves_by_ns > now_ns and mark.rate_bytes_per_s > top:
                 top = mark.rate_bytes_per_s
             if mark.leaves_by_ns > until_ns:
                 until_ns = mark.leaves_by_ns

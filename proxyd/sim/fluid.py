@@ -61,6 +61,8 @@ class FluidSender:
         self.frozen = False
         """A stopped process: neither sends nor reports."""
         self.lead_said = True
+        self.expired: dict[TransferId, None] = {}
+        """Transfers whose grants ran out of time: to be asked for anew."""
         self._now_ns = 0
 
     def grant(self, grant: Grant, now_ns: int) -> None:
@@ -90,12 +92,11 @@ class FluidSender:
         self.returned_bytes += sum(held.left_bytes for held in self.grants if held.transfer == transfer)
         self.grants = deque(held for held in self.grants if held.transfer != transfer)
 
-    def advance(self, now_ns: int) -> list[TransferId]:
-        """Send up to now; answers the transfers whose grants ran out of time."""
+    def advance(self, now_ns: int) -> None:
+        """Send up to now."""
         at_ns, self._now_ns = self._now_ns, now_ns
-        expired: list[TransferId] = []
         if self.frozen:
-            return expired
+            return
         while self.grants and at_ns < now_ns:
             held = self.grants[0]
             at_ns = max(at_ns, held.start_ns)
@@ -103,7 +104,7 @@ class FluidSender:
                 self.grants.popleft()
                 self.returned_bytes += held.left_bytes
                 self.wanted_bytes[held.transfer] += held.left_bytes
-                expired.append(held.transfer)
+                self.expired[held.transfer] = None
                 continue
             if at_ns >= now_ns:
                 break
@@ -119,7 +120,6 @@ class FluidSender:
             if not held.left_bytes:
                 self.grants.popleft()
             at_ns = end_ns
-        return expired
 
     def delivered_bytes(self, now_ns: int) -> int:
         """What had left one round trip ago."""
@@ -169,7 +169,7 @@ class FluidSender:
 
     def active(self, now_ns: int) -> bool:
         """It has something to report."""
-        return bool(self.grants) or self.delivered_bytes(now_ns) < self.left_bytes
+        return bool(self.grants or self.expired) or self.delivered_bytes(now_ns) < self.left_bytes
 
 
 class FluidWorld:
@@ -288,12 +288,14 @@ class FluidWorld:
 
     def _report(self, session: int) -> bool:
         sender = self.senders[session]
-        for transfer in sender.advance(self.now_ns):
-            wanted = sender.wanted_bytes[transfer]
-            destination = AgentName(sender.link.dst_site, "gw")
-            self._post(session, Request(transfer, sender.link, destination, "job", TrafficClass.PIPELINE, wanted))
+        sender.advance(self.now_ns)
         if sender.frozen:
             return False
+        for transfer in sender.expired:
+            wanted = sender.wanted_bytes.get(transfer, 0)
+            destination = AgentName(sender.link.dst_site, "gw")
+            self._post(session, Request(transfer, sender.link, destination, "job", TrafficClass.PIPELINE, wanted))
+        sender.expired.clear()
         self._post(session, sender.report(self.now_ns))
         return True
 
