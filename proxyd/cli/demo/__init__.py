@@ -1,0 +1,56 @@
+"""``proxyd demo``: the same bursts over plain TCP and through proxyd, on an emulated WAN.
+
+docs/demo.md says what is measured and how. Where to look: :mod:`.scenario` (what is sent over what), :mod:`.traffic`
+(who sends it), :mod:`.measure` (one mode), :mod:`.session` (all of them), :mod:`.table` and :mod:`.picture`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+
+from proxyd.core.errors import EXIT_OK, ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write all figures there")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw them (needs the 'report' extra)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer bursts: under a minute, percentiles are rough")
+    size.add_argument(
+        "--full",
+        action="store_true",
+        help="also other rates, round trips, sizes, loss, a deep buffer, both directions, open load (takes long)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    for path in (args.out, args.plot):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ConfigError(f"cannot write {path}", why=f"there is no directory {path.parent}")
+    from rich.console import Console
+
+    from proxyd.cli.demo.session import Session, write_json
+    from proxyd.cli.demo.table import print_extras, print_report
+
+    if args.plot is not None:
+        # Now, not after minutes of measuring.
+        import matplotlib  # noqa: F401
+
+        from proxyd.cli.demo.picture import draw
+
+    # SIGTERM unwinds like Ctrl-C: daemons, trainers and namespaces end in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console, errors = Console(), Console(stderr=True)
+    session = Session(errors, quick=args.quick, full=args.full)
+    session.run()
+    print_report(console, session.scenario, session.results, session.kind)
+    print_extras(console, session.extra_results)
+    if args.out is not None:
+        write_json(args.out, session.to_json())
+        console.print(f"Figures: {args.out}", highlight=False)
+    if args.plot is not None:
+        draw(args.plot, session.scenario, session.results, session.kind)
+        console.print(f"Picture: {args.plot}", highlight=False)
+    return EXIT_OK

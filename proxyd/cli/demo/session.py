@@ -1,0 +1,202 @@
+"""One run of the demo: which modes over which links, in which order, and what becomes of the results."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from proxyd.cli.demo.measure import measure
+from proxyd.cli.demo.results import RunResult, ratios
+from proxyd.cli.demo.scenario import (
+    WARMUP_BURSTS,
+    Mode,
+    Scenario,
+    extra_scenarios,
+    idle_restart_modes,
+    main_modes,
+)
+from proxyd.cli.demo.traffic import DemoError, PlainTraffic, ProxydTraffic, Traffic, start_cluster
+from proxyd.wan import Wan
+
+FORWARD, BACK = ("a", "b"), ("b", "a")
+BURSTS, QUICK_BURSTS, EXTRA_BURSTS, IDLE_RESTART_BURSTS = 24, 4, 6, 4
+
+
+class Watcher:
+    """Progress on stderr: a bar on a terminal, else a line per mode."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} bursts"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=total)
+
+    def __enter__(self) -> Watcher:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, text: str) -> None:
+        """The next mode."""
+        self._progress.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._console.print(f"proxyd demo: {text} ...", highlight=False, soft_wrap=True)
+
+    def burst(self) -> None:
+        """One burst is over."""
+        self._progress.advance(self._task)
+
+
+class Session:
+    """All modes of all scenarios, one after another: they would disturb each other."""
+
+    def __init__(self, console: Console, *, quick: bool, full: bool) -> None:
+        self.console = console
+        self.kind = "netns"
+        self.scenario = Scenario()
+        bursts = QUICK_BURSTS if quick else BURSTS
+        self.modes = main_modes(bursts)
+        if not quick:
+            self.modes += idle_restart_modes(BURSTS if full else IDLE_RESTART_BURSTS)
+        self.extras = extra_scenarios(self.scenario) if full else []
+        self.results: list[RunResult] = []
+        self.extra_results: list[tuple[Scenario, list[RunResult]]] = []
+
+    def run(self) -> None:
+        """Measure everything. Raises DemoError, WanError, ClusterError."""
+        warm = [(mode.bursts + WARMUP_BURSTS) for mode in self.modes]
+        extra = len(self.extras) * 3 * (EXTRA_BURSTS + WARMUP_BURSTS)
+        with Watcher(self.console, sum(warm) + extra) as watcher:
+            self.results = run_scenario(self.scenario, self.modes, watcher)
+            for scenario in self.extras:
+                results = run_scenario(scenario, main_modes(EXTRA_BURSTS), watcher)
+                self.extra_results.append((scenario, results))
+
+    def to_json(self) -> dict[str, Any]:
+        """The report."""
+        report = scenario_json(self.scenario, self.results)
+        if self.extra_results:
+            report["extras"] = [scenario_json(scenario, results) for scenario, results in self.extra_results]
+        return report
+
+
+def scenario_json(scenario: Scenario, results: Sequence[RunResult], kind: str = "netns") -> dict[str, Any]:
+    """One scenario and its runs as plain values."""
+    return {
+        "scenario": scenario.name,
+        "runs": [result.to_json() for result in results],
+        "ideal_cct_seconds": round(scenario.ideal_cct_seconds, 4),
+        "ideal_mean_fct_seconds": round(scenario.ideal_mean_fct_seconds, 4),
+        "ratios": ratios(scenario, results),
+        "wan": {
+            "kind": kind,
+            "rate_bits_per_s": scenario.rate_bytes_per_s * 8,
+            "rtt_seconds": scenario.rtt_ns / 1e9,
+            "buffer_bytes": scenario.buffer_bytes,
+            "mtu": scenario.mtu,
+            "senders": scenario.senders,
+            "tensor_bytes": scenario.tensor_bytes,
+            "bursts": max((len(result.cct_seconds) for result in results), default=0),
+            "warmup_bursts": WARMUP_BURSTS,
+            "sending_hosts": scenario.senders,
+            "receiving_hosts": scenario.receiving_hosts,
+            "loss": scenario.loss,
+            "gap_seconds": None if scenario.open_load is not None else scenario.gap_ns / 1e9,
+            "open_load": scenario.open_load,
+            "both_directions": scenario.both_directions,
+        },
+    }
+
+
+def run_scenario(scenario: Scenario, modes: Sequence[Mode], watcher: Watcher) -> list[RunResult]:
+    """All modes over one emulated WAN: first plain TCP, then the daemons are started for proxyd."""
+    results: list[RunResult] = []
+    with Wan(
+        scenario.sites,
+        scenario.links(),
+        mtu=scenario.mtu,
+        slow_start_after_idle=False,
+        tcp_buffer_max_bytes=scenario.tcp_buffer_max_bytes,
+    ) as wan:
+        for mode in modes:
+            prefix = "" if scenario.name == "default" else f"{scenario.name}: "
+            watcher.begin(f"{prefix}{mode.label}")
+            wan.set_slow_start_after_idle(mode.slow_start_after_idle)
+            results.append(run_mode(wan, scenario, mode, watcher.burst))
+    return results
+
+
+def run_mode(wan: Wan, scenario: Scenario, mode: Mode, on_burst: Callable[[], None]) -> RunResult:
+    """One mode, in both directions if the scenario says so."""
+    with ExitStack() as ending:
+        make = traffic_maker(wan, scenario, mode, ending)
+        forward = make(FORWARD)
+        if not scenario.both_directions:
+            return measure(wan, scenario, mode, forward, on_burst=on_burst)
+        back = make(BACK)
+        return _both_ways(wan, scenario, mode, forward, back, on_burst)
+
+
+def traffic_maker(wan: Wan, scenario: Scenario, mode: Mode, ending: ExitStack) -> Callable[[tuple[str, str]], Traffic]:
+    """How to make the mode's traffic of one direction; ``ending`` takes care of its end."""
+    if mode.congestion_control is not None:
+        return lambda sites: ending.enter_context(PlainTraffic(wan, scenario, mode, sites))
+    cluster = start_cluster(wan, scenario, ending)
+    return lambda sites: ending.enter_context(ProxydTraffic(wan, scenario, cluster, sites))
+
+
+def _both_ways(
+    wan: Wan, scenario: Scenario, mode: Mode, forward: Traffic, back: Traffic, on_burst: Callable[[], None]
+) -> RunResult:
+    """Each direction runs its own closed loop; the figures are of both together, drops and queue of the first."""
+    found: list[RunResult] = []
+    failed: list[Exception] = []
+
+    def other_way() -> None:
+        try:
+            found.append(measure(wan, scenario, mode, back, link=BACK))
+        except (DemoError, OSError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=other_way, name="demo-back")
+    thread.start()
+    try:
+        result = measure(wan, scenario, mode, forward, on_burst=on_burst)
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
+    other = found[0]
+    return replace(
+        result,
+        fct_seconds=result.fct_seconds + other.fct_seconds,
+        cct_seconds=result.cct_seconds + other.cct_seconds,
+        drops=result.drops + other.drops,
+        retransmits=result.retransmits + other.retransmits,
+        warmup_drops=result.warmup_drops + other.warmup_drops,
+        goodput_mbps=(result.goodput_mbps + other.goodput_mbps) / 2,
+    )
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Whole or not at all: a reader never sees half a report."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(report, indent=2) + "\n")
+    temporary.replace(path)

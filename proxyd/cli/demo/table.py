@@ -1,0 +1,98 @@
+"""What the demo says: one table, the factors in words, and what was emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from proxyd.cli.demo.results import RunResult, ratios
+from proxyd.cli.demo.scenario import Scenario
+from proxyd.wan.burst import summarise
+
+GAIN_WORTH_SAYING = 1.15
+"""A smaller factor than this is called small."""
+
+
+def figures_table(scenario: Scenario, results: Sequence[RunResult], title: str) -> Table:
+    """One line per mode; seconds."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for name in ("mode", "bursts", "mean", "p50", "p99", "max", "CCT", "drops", "resent", "Mbit/s"):
+        table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+    for result in results:
+        fct, cct = summarise(result.fct_seconds), summarise(result.cct_seconds)
+        table.add_row(
+            result.mode.label,
+            str(len(result.cct_seconds)),
+            f"{fct['mean']:.2f}",
+            f"{fct['p50']:.2f}",
+            f"{fct['p99']:.2f}",
+            f"{fct['max']:.2f}",
+            f"{cct['mean']:.2f}",
+            f"{result.drops:,}",
+            f"{result.retransmits:,}",
+            f"{result.goodput_mbps:.0f}",
+            style="bold green" if result.mode.congestion_control is None else None,
+        )
+    table.add_row(
+        "ideal", "", f"{scenario.ideal_mean_fct_seconds:.2f}", "", "", "", f"{scenario.ideal_cct_seconds:.2f}",
+        "0", "0", "", style="dim",
+    )  # fmt: skip
+    return table
+
+
+def verdict(scenario: Scenario, results: Sequence[RunResult]) -> str:
+    """The factors in words; empty if there is nothing to compare."""
+    figures = ratios(scenario, results)
+    if not figures:
+        return ""
+    parts = []
+    for kind in ("cubic", "bbr"):
+        if f"p99_fct_vs_{kind}" in figures:
+            p99, mean = figures[f"p99_fct_vs_{kind}"], figures[f"mean_fct_vs_{kind}"]
+            several = sum(result.mode.congestion_control == kind for result in results) > 1
+            name = f"the better {kind}" if several else kind
+            if max(p99, mean) < 1.0:
+                parts.append(f"worse than {name} (p99 {p99:.2f}x, mean {mean:.2f}x)")
+            else:
+                small = ", a small gain" if p99 < GAIN_WORTH_SAYING else ""
+                parts.append(f"p99 FCT {p99:.1f}x and mean FCT {mean:.1f}x better than {name}{small}")
+    return (
+        f"proxyd: {'; '.join(parts)}; its p99 is {figures['p99_fct_over_ideal_cct']:.2f}x the shortest possible burst "
+        f"({scenario.ideal_cct_seconds:.2f} s)."
+    )
+
+
+def emulated(scenario: Scenario, kind: str) -> str:
+    """One plain sentence on what was run over what."""
+    where = (
+        "two sites of network namespaces (every sender on a host of its own, the receivers on one) joined by an "
+        "emulated link with a drop-tail buffer; the TCP is the kernel's own"
+        if kind == "netns"
+        else "loopback behind a userspace bottleneck: no packets are dropped there and TCP's congestion control sees "
+        "no delay, so the figures for plain TCP are not those of a WAN"
+    )
+    return f"Emulated on this machine: {scenario.describe()}; {where}."
+
+
+def print_report(console: Console, scenario: Scenario, results: Sequence[RunResult], kind: str) -> None:
+    """Table, factors, sentence."""
+    console.print()
+    console.print(
+        figures_table(
+            scenario, results, "Seconds until a tensor is there (FCT), and until its whole burst is (CCT, mean)"
+        )
+    )
+    if text := verdict(scenario, results):
+        console.print(text, style="bold", highlight=False)
+    console.print(emulated(scenario, kind), highlight=False)
+
+
+def print_extras(console: Console, extras: Sequence[tuple[Scenario, Sequence[RunResult]]]) -> None:
+    """One small table per variation."""
+    for scenario, results in extras:
+        console.print()
+        console.print(figures_table(scenario, results, f"{scenario.name}: {scenario.describe()}"))
+        if text := verdict(scenario, results):
+            console.print(text, highlight=False)
