@@ -1,10 +1,14 @@
-"""A plain TCP sender or receiver on one host. Run by path (``python -I -S``): it imports nothing of proxyd.
+"""A plain sender or receiver on one host. Run by path (``python -I -S``): it imports nothing of proxyd.
 
 Commands come as JSON lines on stdin, events leave as JSON lines on stdout; times are CLOCK_MONOTONIC, which all
 processes of one machine share. A message on the wire is a 16-byte header (sender u32, sequence u32, length u64), zeros.
 
     receive PORT       events  {"event": "listening"}
                                {"event": "received", "sender", "sequence", "bytes", "first_ns", "last_ns"}
+    pong PORT          events  {"event": "listening"}
+                               {"event": "delays", "delays_ns"} when a ping has said that it is done
+    ping ADDRESS PORT COUNT BYTES GAP_NS
+                       datagrams that carry the clock, one every GAP_NS -> {"event": "pinged"}
     send ID            {"op": "connect", "address", "port", "congestion", "notsent_lowat_bytes"}
                            -> {"event": "connected"}
                        {"op": "send", "sequence", "bytes", "at_ns", "pace_bytes_per_s", "leaving_bytes"}
@@ -108,6 +112,39 @@ def receive(port: int) -> None:
                 key.data.peer.close()
 
 
+def pong(port: int) -> None:
+    """One-way delays of datagrams; an empty time stamp ends a series."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.bind(("0.0.0.0", port))
+    say(event="listening")
+    delays: list[int] = []
+    while True:
+        data = peer.recv(65536)
+        now_ns = time.monotonic_ns()
+        sent_ns = int.from_bytes(data[:8], "little")
+        if sent_ns:
+            delays.append(now_ns - sent_ns)
+        elif delays:
+            say(event="delays", delays_ns=delays)
+            delays = []
+
+
+def ping(address: str, port: int, count: int, size: int, gap_ns: int) -> None:
+    """A series of datagrams at a steady rate."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    padding = bytes(size - 8)
+    due_ns = time.monotonic_ns()
+    for _ in range(count):
+        peer.sendto(time.monotonic_ns().to_bytes(8, "little") + padding, (address, port))
+        due_ns += gap_ns
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+    # Several, in case the link loses packets; the receiver takes the first.
+    for _ in range(10):
+        time.sleep(0.05)
+        peer.sendto(bytes(8), (address, port))
+    say(event="pinged")
+
+
 def outgoing_bytes(peer: socket.socket, request: int) -> int:
     """SIOCOUTQNSD: not yet sent; TIOCOUTQ: not yet acknowledged."""
     result = fcntl.ioctl(peer.fileno(), request, struct.pack("i", 0))
@@ -169,5 +206,9 @@ def send(sender: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "receive":
         receive(int(sys.argv[2]))
-    else:
+    elif sys.argv[1] == "send":
         send(int(sys.argv[2]))
+    elif sys.argv[1] == "pong":
+        pong(int(sys.argv[2]))
+    else:
+        ping(sys.argv[2], *(int(text) for text in sys.argv[3:]))

@@ -24,7 +24,7 @@ TCP_HEADERS_BYTES = 52
 PORT = 5201
 LEAD_NS = 20_000_000
 """How far ahead a start is ordered, so that every sender has heard of it in time."""
-_WORKER = str(Path(__file__).with_name("_worker.py"))
+WORKER = str(Path(__file__).with_name("_worker.py"))
 
 
 def summarise(values: Iterable[float]) -> dict[str, float]:
@@ -132,7 +132,7 @@ class Burst:
 
     def _start(self, wan: Wan, name: str, role: str, argument: int) -> Member:
         site, _, number = name.rpartition("-")
-        argv = [sys.executable, "-I", "-S", _WORKER, role, str(argument)]
+        argv = [sys.executable, "-I", "-S", WORKER, role, str(argument)]
         return self.crew.start(wan.host(site, int(number)), f"{role}r on {name}", argv)
 
     def send(self, sender: int, sequence: int, at_ns: int, **options: Any) -> None:
