@@ -1,0 +1,128 @@
+"""What the coordinator counts and remembers at its door."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxyd.coordinator import observer as observer_module
+from proxyd.coordinator import story as story_module
+from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.story import Stories
+from proxyd.core.effects import ToAgent
+from proxyd.core.events import SessionMessage
+from proxyd.core.ids import AgentName, LinkName, TransferId
+from proxyd.core.messages import AgentMessage, CancelRequest, Denied, Grant, Queued, Request, TransferDone
+from proxyd.wire.envelope import TrafficClass
+
+AB = LinkName("a", "b")
+MS = 1_000_000
+
+
+def request(number: int, link: LinkName = AB) -> Request:
+    return Request(TransferId(1, number), link, AgentName("b", "x"), "job", TrafficClass.PIPELINE, 8 << 20)
+
+
+def grant(number: int, start_in_ns: int = 0) -> Grant:
+    return Grant(9, TransferId(1, number), AB, 1 << 20, 48_500_000, start_in_ns, MS, 1, MS, "first in line")
+
+
+def done(number: int, *, ok: bool = True, link: LinkName = AB) -> TransferDone:
+    return TransferDone(TransferId(1, number), link, TrafficClass.PIPELINE, 100, ok, 0)
+
+
+def said(message: AgentMessage) -> SessionMessage:
+    return SessionMessage(1, message)
+
+
+def values(observer: Observer, name: str) -> dict[tuple[str, ...], float]:
+    [family] = [family for family in observer.families() if family.name == name]
+    return {(*sample.labels.values(), sample.suffix): sample.value for sample in family.samples}
+
+
+def test_the_wait_counts_from_the_request_to_the_first_byte() -> None:
+    observer = Observer()
+    observer.saw(0, said(request(1)))
+    observer.performed(3 * MS, [ToAgent(1, grant(1, start_in_ns=4 * MS))])
+    observer.performed(9 * MS, [ToAgent(1, grant(1))])  # its second grant is no wait
+    found = values(observer, "proxyd_grant_wait_seconds")
+    assert found["pipeline", "_count"] == 1
+    assert found["pipeline", "_sum"] == pytest.approx(0.007)
+    assert found["pipeline", "0.005", "_bucket"] == 0
+    assert found["pipeline", "0.01", "_bucket"] == 1
+
+
+@pytest.mark.parametrize("end", [CancelRequest(TransferId(1, 1), "gone"), done(1)])
+def test_who_gave_up_waits_no_longer(end: AgentMessage) -> None:
+    observer = Observer()
+    observer.saw(0, said(request(1)))
+    observer.saw(1, said(end))
+    observer.performed(2, [ToAgent(1, grant(1))])
+    assert values(observer, "proxyd_grant_wait_seconds") == {}
+
+
+def test_transfers_by_outcome_and_only_delivered_bytes() -> None:
+    observer = Observer()
+    for message in (done(1), done(2), done(3, ok=False)):
+        observer.saw(0, said(message))
+    assert values(observer, "proxyd_transfers_total") == {
+        ("a->b", "pipeline", "failed", ""): 1,
+        ("a->b", "pipeline", "ok", ""): 2,
+    }
+    assert values(observer, "proxyd_transfer_bytes_total") == {("a->b", "pipeline", ""): 200}
+
+
+def test_invented_links_share_one_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer_module, "MAX_LINKS", 2)
+    observer = Observer()
+    for number in range(9):
+        observer.saw(0, said(done(number, link=LinkName(f"s{number}", "x"))))
+    assert set(values(observer, "proxyd_transfer_bytes_total")) == {
+        ("s0->x", "pipeline", ""),
+        ("s1->x", "pipeline", ""),
+        ("other", "pipeline", ""),
+    }
+
+
+def test_requests_that_are_never_granted_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer_module, "MAX_WAITING", 3)
+    observer = Observer()
+    for number in range(10):
+        observer.saw(0, said(request(number)))
+    observer.performed(1, [ToAgent(1, grant(number)) for number in range(10)])
+    assert values(observer, "proxyd_grant_wait_seconds")["pipeline", "_count"] == 3
+
+
+def test_a_story_in_words_with_its_times() -> None:
+    stories = Stories()
+    transfer = TransferId(1, 1)
+    stories.saw(0, said(request(1)))
+    stories.performed(1 * MS, [ToAgent(1, Queued(transfer, 2, 5 * MS, 200 * MS, "behind a/two"))])
+    stories.performed(2 * MS, [ToAgent(1, grant(1, start_in_ns=MS))])
+    stories.saw(9 * MS, said(done(1)))
+    assert [tuple(decision) for decision in stories.of(transfer, 10 * MS)] == [
+        (10 * MS, "requested", "8 MiB over a->b, pipeline"),
+        (9 * MS, "queued", "place 2, start in 5 ms, end in 200 ms: behind a/two"),
+        (8 * MS, "granted", "1 MiB at 388 Mbit/s, start in 1 ms: first in line"),
+        (1 * MS, "done", "100 B over a->b"),
+    ]
+
+
+def test_denied_and_cancelled_are_part_of_it() -> None:
+    stories = Stories()
+    stories.performed(0, [ToAgent(1, Denied(TransferId(1, 1), "no such link"))])
+    stories.saw(0, said(CancelRequest(TransferId(1, 1), "the trainer left")))
+    assert [decision[1:] for decision in stories.of(TransferId(1, 1), 0)] == [
+        ("denied", "no such link"),
+        ("cancelled", "the trainer left"),
+    ]
+
+
+def test_stories_are_bounded_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story_module, "MAX_TRANSFERS", 5)
+    monkeypatch.setattr(story_module, "MAX_DECISIONS", 3)
+    stories = Stories()
+    for number in range(10):
+        for at_ns in range(10):
+            stories.performed(at_ns, [ToAgent(1, grant(number))])
+    assert stories.of(TransferId(1, 4), 10) == []
+    assert [decision.age_ns for decision in stories.of(TransferId(1, 9), 10)] == [3, 2, 1]
