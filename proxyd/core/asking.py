@@ -216,10 +216,14 @@ class Asking:
         out = self.transfers.get(grant.transfer)
         if grant.epoch != book.epoch:
             return  # a grant of an earlier life of the coordinator: that account is closed
-        if out is None or out.link != grant.link or out.state not in (SendState.QUEUED, SendState.SENDING):
+        if out is None or out.link != grant.link:
             book.refuse(grant, now_ns)
             return
-        usable = min(grant.nbytes, out.need_bytes)
+        sendable = out.state in (SendState.QUEUED, SendState.SENDING)
+        usable = min(grant.nbytes, out.need_bytes) if sendable else 0
+        # To the coordinator all of it was granted: what goes back has to be wanted anew, should it be needed.
+        out.granted_bytes += grant.nbytes
+        out.wanted_bytes += grant.nbytes - usable
         extends = bool(book.grants) and book.grants[0].transfer == grant.transfer
         book.add(grant, usable, now_ns)
         if not usable or out.peer is None:
@@ -227,7 +231,6 @@ class Asking:
         if extends and book.grants[0].begun:
             self.pace(out.peer, now_ns)
             self.effects.append(Pump(out.peer))
-        out.granted_bytes += usable
         out.held_bytes += usable
         if out.need_bytes == 0:
             book.asked.pop(out.transfer, None)

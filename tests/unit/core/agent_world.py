@@ -31,6 +31,7 @@ class World:
         self.asked: list[tuple[AgentName, AgentMessage]] = []
         self.told: list[tuple[AgentName, Any]] = []
         self.deny: set[TransferId] = set()
+        self.allocated: set[TransferId] = set()
         self.corrupt: set[tuple[TransferId, int]] = set()
         self.lose_chunks = False
         self.chunks: list[tuple[AgentName, fx.Chunk]] = []
@@ -53,7 +54,9 @@ class World:
     def connect(self, epoch: int = 1, owns: tuple[str, ...] = ("*->*",)) -> None:
         """Every agent gets a session, and the directory."""
         for name in self.machines:
-            self.put(name, ev.CoordinatorConnected(COORDINATOR, Welcome("c", epoch, owns, 150 * MS, 2000 * MS, (INFO,))))
+            self.put(
+                name, ev.CoordinatorConnected(COORDINATOR, Welcome("c", epoch, owns, 150 * MS, 2000 * MS, (INFO,)))
+            )
         self.publish()
 
     def publish(self) -> None:
@@ -65,19 +68,34 @@ class World:
         endpoint = EndpointName("job", rank)
         self.endpoints = [e for e in self.endpoints if e.endpoint != endpoint]
         self.endpoints.append(
-            DirectoryEntry(endpoint, incarnation or 100 + rank, agent, self.machines[agent].config.incarnation, f"{name}:1")
+            DirectoryEntry(
+                endpoint, incarnation or 100 + rank, agent, self.machines[agent].config.incarnation, f"{name}:1"
+            )
         )
         self.put(name, ev.ClientAttached(endpoint, incarnation or 100 + rank))
 
-    def post(self, name: str, sequence: int, src: int, dst: int, nbytes: int, *, filled: int = -1, tag: int = 0) -> TransferId:
+    def post(
+        self, name: str, sequence: int, src: int, dst: int, nbytes: int, *, filled: int = -1, tag: int = 0
+    ) -> TransferId:
         transfer = TransferId(100 + src, sequence)
         envelope = Envelope("job", src, dst, "", tag, TrafficClass.PIPELINE, nbytes, "uint8", (nbytes,))
         self.put(name, ev.SendPosted(transfer, envelope, nbytes if filled < 0 else filled))
         return transfer
 
-    def grant(self, name: str, transfer: TransferId, nbytes: int, *, epoch: int = 1, start_ms: int = 0, **kw: int) -> None:
+    def grant(
+        self, name: str, transfer: TransferId, nbytes: int, *, epoch: int = 1, start_ms: int = 0, **kw: int
+    ) -> None:
         message = Grant(
-            1, transfer, LINK, nbytes, kw.get("rate", 48_000_000), start_ms * MS, kw.get("ttl_ms", 2000) * MS, epoch, 5 * MS, "turn"
+            1,
+            transfer,
+            LINK,
+            nbytes,
+            kw.get("rate", 48_000_000),
+            start_ms * MS,
+            kw.get("ttl_ms", 2000) * MS,
+            epoch,
+            5 * MS,
+            "turn",
         )
         self.put(name, ev.CoordinatorSaid(COORDINATOR, message))
 
@@ -143,6 +161,7 @@ class World:
                 if effect.transfer in self.deny:
                     self._queue.append((name, ev.BlockDenied(effect.transfer, "full", False)))
                 else:
+                    self.allocated.add(effect.transfer)
                     self._queue.append((name, ev.BlockAllocated(effect.transfer, 1, 4096)))
             case _:
                 self.told.append((name, effect))

@@ -397,3 +397,17 @@ def test_what_is_not_in_the_table_cannot_happen() -> None:
         step(SEND_TABLE, SendState.DONE, SendInput.GRANTED)
     assert not any(state is SendState.DONE for state, _ in SEND_TABLE)
     assert not any(state in (RecvState.RELEASED, RecvState.FAILED) for state, _ in RECV_TABLE)
+
+
+def test_a_grant_that_crosses_a_turn_down_is_wanted_anew() -> None:
+    world = two_sites()
+    transfer = TransferId(100, 1)
+    world.deny.add(transfer)
+    world.post("a/0", 1, 0, 1, MIB)
+    world.grant("a/0", transfer, MIB)
+    assert not world.chunks
+    world.deny.clear()
+    world.put("b/0", ev.RecvAccepted(transfer))
+    assert world.asks(Request)[-1].wanted_bytes == 2 * MIB, "the coordinator counts the refused grant as given"
+    world.grant("a/0", transfer, MIB)
+    assert world.tells(fx.TellSendDone)
