@@ -1,8 +1,8 @@
 """Invariants of the agent machine under random histories.
 
 Two machines are driven through each other while grants come in odd sizes and orders, chunks get corrupted, memory is
-denied, messages are cancelled, coordinators and trainers come and go. Whatever happens: every message ends exactly once,
-order per sender holds, every block that was allocated is freed once, and the accounts add up.
+denied, messages are cancelled, coordinators and trainers come and go. Whatever happens: every message ends exactly
+once, order per sender holds, every block that was allocated is freed once, and the accounts add up.
 """
 
 from __future__ import annotations
