@@ -157,8 +157,8 @@ class CoordinatorMachine:
     def next_deadline_ns(self) -> int | None:
         """When ``handle(TimePassed())`` is due; None: only when something happens.
 
-        It may be early (a report moved what it was for), never late: looking for the earliest after each event would cost
-        more than a vain call now and then.
+        It may be early (a report moved what it was for), never late: looking for the earliest after each event would
+        cost more than a vain call now and then.
         """
         return self._next_ns
 

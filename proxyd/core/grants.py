@@ -16,10 +16,10 @@ Agents in the plan are granted whole chunks as long as their lane's window and e
 next slots of the present sender are issued ahead, clocked by what is delivered. Agents not in the plan get nothing more
 and drain within a slot or two.
 
-**Hand-over.** The successor's grant is issued when the present lane's agent says that its last granted byte leaves
-within the lead time, and starts when that has happened. If that report never comes (the agent died or hangs), the lane
-counts as busy until the time of its grants has run out, and then gets nothing more until it reports. Rates of lanes that
-are not leaving never sum to more than the pace: others shrink before anyone grows.
+**Hand-over.** The successor's grant is issued one lead time before the last granted byte of the present lane leaves, as
+its agent reports it, and starts when that has happened. If the reports stop (the agent died or hangs), the lane counts
+as busy until the time of its grants has run out, and then gets nothing more until it reports. Rates of lanes that are
+not leaving never sum to more than the pace: others shrink before anyone grows.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class LinkGranter:
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
         self._extra_ns = self.sizes.report_ns + control_rtt_ns
+        self._fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + control_rtt_ns
         self._grants = 0
         self._rtt_ns = settings.rtt_ns
         self._credit_bytes = 0
@@ -125,7 +126,7 @@ class LinkGranter:
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
-        self._settle(lane.reported(report, now_ns, self._control_rtt_ns, self.sizes.lead_ns))
+        self._settle(lane.reported(report, now_ns, self._control_rtt_ns))
         self.estimator.on_report(report, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
         if rtt_ns != self._rtt_ns:
@@ -162,9 +163,13 @@ class LinkGranter:
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When :meth:`decide` should be called although nothing has happened."""
         best: int | None = None
+        lead_ns = self.sizes.lead_ns
         for lane in self._active.values():
-            if lane.account.marks and ((due := lane.account.next_deadline_ns(now_ns)) is not None):
-                best = due if best is None or due < best else best
+            due_ns = lane.account.next_deadline_ns(now_ns)
+            if due_ns is not None and (best is None or due_ns < best):
+                best = due_ns
+            if lane.out_of_turn and not lane.leaving and now_ns < lane.leaves_ns - lead_ns:
+                best = lane.leaves_ns - lead_ns if best is None else min(best, lane.leaves_ns - lead_ns)
             if lane.reserve_until_ns > now_ns:
                 best = lane.reserve_until_ns if best is None else min(best, lane.reserve_until_ns)
         if self.settle_until_ns > now_ns and self.queue.count:
@@ -242,8 +247,9 @@ class LinkGranter:
         plan = self._plan(now_ns)
         planned = {share.lane.session for share in plan}
         for lane in busy:
-            if lane.near_end and not lane.ended and lane.session not in planned:
-                lane.leaving = True
+            lane.out_of_turn = lane.session not in planned
+            if lane.out_of_turn and not lane.leaving:
+                lane.leaving = lane.near_end(now_ns, self.sizes.lead_ns, self._fresh_ns, self.sizes.half_buffer_bytes)
         self._resize(max(len(plan), 1))
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
@@ -380,7 +386,7 @@ class LinkGranter:
         send_ns = nbytes * NANOS // rate
         leaves_by_ns = max(start_ns, lane.leaves_ns) + sizes.ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
-        lane.granted(rate, start_ns, idle)
+        lane.granted(nbytes, rate, start_ns, self._control_rtt_ns, idle)
         self._active[lane.session] = lane
         for bottleneck in self.bottlenecks:
             bottleneck.take(nbytes)

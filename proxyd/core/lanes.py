@@ -1,9 +1,12 @@
 """A lane: what one agent holds on one link, and what it has shown that it can do.
 
-A lane is *busy* while granted bytes may still leave its host. It is *leaving* once its agent has said that its last
-granted byte leaves within the lead time and its turn is over: its share of the rate then passes to the successor, who
-starts when the last byte has left. So the rates of busy lanes that are not leaving never sum to more than the link's
-pace.
+A lane is *busy* while granted bytes may still leave its host. It is *leaving* once its turn is over and their last one
+leaves within the lead time: its share of the rate then passes to the successor, who starts when that has happened. So
+the rates of busy lanes that are not leaving never sum to more than the link's pace.
+
+**When the last byte leaves** is known from the agent's reports: how much it still had, and how fast it went between the
+last two of them. A prediction counts only while its report is fresh, or while what can still be at the host fits into
+half the gateway's buffer, so that a sender that stalls right then overlaps with its successor and harms nobody.
 
 **What a lane can really send.** A cold or shrunk TCP window, a slow NIC or a busy host shows in what left, never in the
 plan. Once per round trip of uninterrupted sending the meter compares: below 0.9 of the granted rate, the lane's
@@ -20,6 +23,8 @@ from proxyd.core.window import Account
 
 DELIVERS = 0.9
 """A lane that sends at least this part of its rate uses it."""
+SPEED_SPAN_NS = 2_000_000
+"""Reports that are closer together say nothing about speed."""
 GROWS = 1.4
 """Growth per round trip that only a window in slow start shows."""
 
@@ -39,8 +44,9 @@ class Lane:
         "ended",
         "leaves_ns",
         "leaving",
-        "near_end",
+        "out_of_turn",
         "rate_bytes_per_s",
+        "reported_ns",
         "reserve_bytes_per_s",
         "reserve_until_ns",
         "session",
@@ -57,12 +63,13 @@ class Lane:
         """What it has shown that it can send; 0: no limit known."""
         self.ceiling_sticks = False
         """The ceiling says something about the path or the host, not only about data that wasn't there."""
-        self.near_end = False
-        """Its agent said that all it was granted leaves within the lead time."""
+        self.out_of_turn = False
+        """Busy, and not in the plan: somebody waits for it to leave."""
         self.leaving = False
         """Its share has been passed on; so it stays until it is granted anew."""
         self.leaves_ns = 0
-        """When its last granted byte leaves, as last reported."""
+        """When its last granted byte leaves, as predicted."""
+        self.reported_ns = 0
         self.silent = False
         """The time of its grants ran out without a word: it hangs. It gets nothing more until it reports."""
         self.ended = False
@@ -86,24 +93,46 @@ class Lane:
         """Granted bytes may still be at its host."""
         return self.account.binding_rate(now_ns) > 0 or self.reserve_until_ns > now_ns
 
-    def granted(self, rate_bytes_per_s: int, start_ns: int, idle: bool) -> None:
+    def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, control_rtt_ns: int, idle: bool) -> None:
         """A grant was issued."""
         if idle:
             self._epoch_ns = start_ns
             self._epoch_left_bytes = self.account.left_bytes
             self._epoch_limited = True
+            self.leaves_ns = start_ns + control_rtt_ns // 2
+        self.leaves_ns = max(self.leaves_ns, start_ns) + nbytes * NANOS // rate_bytes_per_s
         self.rate_bytes_per_s = rate_bytes_per_s
-        self.near_end = self.leaving = False
+        self.leaving = self.out_of_turn = False
 
-    def reported(self, report: Report, now_ns: int, control_rtt_ns: int, lead_ns: int) -> int:
+    def reported(self, report: Report, now_ns: int, control_rtt_ns: int) -> int:
         """Take in a report; answers the bytes that it settled."""
         account = self.account
+        left_before = account.left_bytes
         settled = account.report(report, now_ns)
         self.silent = False
-        leaves_in = max(0, report.leaves_in_ns - control_rtt_ns // 2) if report.backlog_bytes > 0 else 0
-        self.near_end = account.unseen_bytes == 0 and leaves_in <= lead_ns
-        self.leaves_ns = now_ns + min(leaves_in, lead_ns)
+        at_host = account.granted_bytes - account.left_bytes - account.returned_bytes
+        if at_host <= 0 or not self.rate_bytes_per_s:
+            self.leaves_ns = now_ns
+        else:
+            rate = self.rate_bytes_per_s
+            leaves_in = max(0, report.leaves_in_ns) + account.unseen_bytes * NANOS // rate
+            elapsed_ns = now_ns - max(self.reported_ns, self._epoch_ns)
+            if elapsed_ns > SPEED_SPAN_NS:
+                speed = (account.left_bytes - left_before) * NANOS // elapsed_ns
+                if speed < rate - rate // 4:
+                    leaves_in = max(leaves_in, min(at_host * NANOS // max(speed, 1), NANOS))
+            self.leaves_ns = now_ns + max(0, min(leaves_in, NANOS) - control_rtt_ns // 2)
+        self.reported_ns = now_ns
         return settled
+
+    def near_end(self, now_ns: int, lead_ns: int, fresh_ns: int, harmless_bytes: int) -> bool:
+        """Its last granted byte leaves within the lead time, as far as can be known (see the module's text)."""
+        if self.ended or now_ns < self.leaves_ns - lead_ns:
+            return False
+        if now_ns - self.reported_ns <= fresh_ns:
+            return True
+        account = self.account
+        return account.granted_bytes - account.left_bytes - account.returned_bytes <= harmless_bytes
 
     def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int) -> str:
         """Judge the last round trip of sending; answers in words what changed, or ""."""

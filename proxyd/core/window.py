@@ -50,6 +50,8 @@ class LinkSizes:
     chunk_bytes: int
     lead_ns: int
     """How long before its last byte an agent says so."""
+    half_buffer_bytes: int
+    """What an unplanned overlap may put into the gateway's queue."""
     ttl_ns: int
     """How long a grant may wait to be begun."""
 
@@ -78,7 +80,7 @@ def link_sizes(settings: LinkSettings, control_rtt_ns: int, lease_ns: int) -> Li
     lead = min(2 * control_rtt_ns + 1_000_000, max(2_000_000, half_buffer_ns))
     lead = max(lead, control_rtt_ns + 500_000)
     ttl = min(max(200_000_000, 3 * settings.rtt_ns, 4 * slot * NANOS // pace), lease_ns // 2)
-    return LinkSizes(pace, report_interval_ns(settings.rtt_ns), slot, chunk, lead, ttl)
+    return LinkSizes(pace, report_interval_ns(settings.rtt_ns), slot, chunk, lead, half_buffer, ttl)
 
 
 def lane_window_bytes(
