@@ -16,20 +16,23 @@ RECONNECT_MAX_NS = 2_000_000_000
 
 Options = list[tuple[str, int]]
 
-_SIZES: Options = [
+_BOTH: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
+    # The time-out above is the kernel's, for bytes that nobody acknowledges. A stopped process has a kernel that does;
+    # only the missing answer to the ping tells, and gRPC waits a minute for it by default.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
 def channel_options() -> Options:
     """For whoever dials a coordinator."""
     return [
-        *_SIZES,
-        ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *_BOTH,
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_INITIAL_NS // 1_000_000),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_NS // 1_000_000),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_NS // 1_000_000),
@@ -43,14 +46,9 @@ def channel_options() -> Options:
 def server_options() -> Options:
     """For the coordinator's server."""
     return [
-        *_SIZES,
+        *_BOTH,
         # Two servers on one port would bind silently and each get half of the agents.
         ("grpc.so_reuseport", 0),
-        # An agent that is cut off without a word: pinged from this side too, so that its session ends.
-        ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
         # The server would end a connection whose pings come more often than every five minutes ("too many pings").
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
