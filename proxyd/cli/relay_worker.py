@@ -1,0 +1,179 @@
+"""One end of ``bench relay``: a process that sends or receives messages through agents, plain TCP or gloo.
+
+    python -m proxyd.cli.relay_worker KIND ROLE ARGS        KIND: relay | tcp | gloo; ROLE: send | recv; ARGS: JSON
+
+Commands come as JSON lines on stdin, answers leave as JSON lines on stdout; times are CLOCK_MONOTONIC, which all
+processes of one machine share::
+
+    -> {"event": "ready", ...}
+    {"op": "bulk", "count": N}                    -> {"start_ns", "end_ns", "cpu_s"}
+    {"op": "latency", "count": N, "nbytes": B}    -> {"latencies_ns": [...]} from the receiver
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+IN_FLIGHT = 3
+"""Messages that a sender has under way: enough that the path never waits for an acknowledgement."""
+PING_INTERVAL_S = 0.002
+TIMEOUT_S = 120.0
+_STAMP = struct.Struct("<q")
+Bytes = npt.NDArray[np.uint8]
+
+
+class End(Protocol):
+    """One end of a transport."""
+
+    def send(self, data: Bytes) -> None: ...
+    def recv(self, out: Bytes) -> None: ...
+    def drain(self) -> None: ...
+
+
+class Relay:
+    """Through the agents."""
+
+    def __init__(self, args: dict[str, Any], sends: bool) -> None:
+        import proxyd_client
+
+        self._me, self._other = (0, 1) if sends else (1, 0)
+        self._endpoint = proxyd_client.connect("bench", self._me, socket=args["socket"])
+        self._handles: deque[proxyd_client.Handle[None]] = deque()
+
+    def send(self, data: Bytes) -> None:
+        while len(self._handles) >= IN_FLIGHT:
+            self._handles.popleft().wait(TIMEOUT_S)
+        self._handles.append(self._endpoint.isend(data, dst=self._other))
+
+    def recv(self, out: Bytes) -> None:
+        self._endpoint.recv_into(out, src=self._other, timeout_s=TIMEOUT_S)
+
+    def drain(self) -> None:
+        while self._handles:
+            self._handles.popleft().wait(TIMEOUT_S)
+
+
+class Tcp:
+    """One plain blocking connection."""
+
+    def __init__(self, args: dict[str, Any], sends: bool) -> None:
+        if sends:
+            self._sock = socket.create_connection(("127.0.0.1", args["port"]))
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                say(event="port", port=server.getsockname()[1])
+                self._sock, _ = server.accept()
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: Bytes) -> None:
+        self._sock.sendall(data.data)
+
+    def recv(self, out: Bytes) -> None:
+        view = out.data
+        got = 0
+        while got < len(view):
+            size = self._sock.recv_into(view[got:])
+            if size == 0:
+                raise ConnectionResetError("the sender is gone")
+            got += size
+
+    def drain(self) -> None:
+        pass
+
+
+class Gloo:
+    """torch.distributed's TCP transport."""
+
+    def __init__(self, args: dict[str, Any], sends: bool) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self._torch, self._dist = torch, dist
+        store = dist.FileStore(args["store"], 2)
+        dist.init_process_group("gloo", store=store, rank=0 if sends else 1, world_size=2)
+
+    def send(self, data: Bytes) -> None:
+        self._dist.send(self._torch.from_numpy(data), dst=1)
+
+    def recv(self, out: Bytes) -> None:
+        self._dist.recv(self._torch.from_numpy(out), src=0)
+
+    def drain(self) -> None:
+        pass
+
+
+KINDS: dict[str, type[Relay] | type[Tcp] | type[Gloo]] = {"relay": Relay, "tcp": Tcp, "gloo": Gloo}
+
+
+def say(**event: Any) -> None:
+    """One event, in one write."""
+    os.write(1, json.dumps(event).encode() + b"\n")
+
+
+def cpu_s() -> float:
+    """Processor time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def bulk(end: End, sends: bool, data: Bytes, count: int) -> None:
+    """``count`` messages; the receiver's last byte ends the clock."""
+    cpu_before_s, start_ns = cpu_s(), time.monotonic_ns()
+    for _ in range(count):
+        if sends:
+            end.send(data)
+        else:
+            end.recv(data)
+    end.drain()
+    say(start_ns=start_ns, end_ns=time.monotonic_ns(), cpu_s=cpu_s() - cpu_before_s)
+
+
+def latency(end: End, sends: bool, count: int, nbytes: int) -> None:
+    """One-way times of single messages, stamped with the sender's clock."""
+    data = np.zeros(nbytes, np.uint8)
+    latencies_ns = []
+    for _ in range(count):
+        if sends:
+            time.sleep(PING_INTERVAL_S)
+            data[: _STAMP.size] = np.frombuffer(_STAMP.pack(time.monotonic_ns()), np.uint8)
+            end.send(data)
+        else:
+            end.recv(data)
+            latencies_ns.append(time.monotonic_ns() - _STAMP.unpack_from(data.data)[0])
+    end.drain()
+    say(latencies_ns=latencies_ns)
+
+
+def main() -> int:
+    """Obey until stdin ends."""
+    kind, role, args = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    sends = role == "send"
+    data = np.arange(args["nbytes"], dtype=np.uint8) if sends else np.zeros(args["nbytes"], np.uint8)
+    end = KINDS[kind](args, sends)
+    say(event="ready")
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["op"] == "bulk":
+            bulk(end, sends, data, command["count"])
+        elif command["op"] == "latency":
+            latency(end, sends, command["count"], command["nbytes"])
+        elif command["op"] == "check":
+            # The content is what was sent, not merely as much of it.
+            say(right=bool(np.array_equal(data, np.arange(len(data), dtype=np.uint8))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
