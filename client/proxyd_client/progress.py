@@ -74,6 +74,8 @@ class Progress:
         """Something changed other than by a frame; with the lock held."""
         if self._waiters:
             self._changed.notify_all()
+            if self._driver is _Driver.WAITER:
+                self._link.wake()  # it may be the one whose wait is over, and sleeps in poll()
         self._local.notify_all()
 
     def wait_locally(self, ready: Callable[[], bool]) -> None:
