@@ -3,6 +3,10 @@
 Each of ``SENDERS`` sessions stands for an agent at a site of its own and sends one transfer after another over its own
 link: request, wait for the grant, report it as delivered, done, next. So each cycle holds everything that a grant costs
 (two batches through gRPC, translation both ways, the machine) and nothing that the policy would make it wait for.
+
+Two phases. *Saturated*: the next request follows at once; the rate is what two processes can do on this machine, and
+the latency is its queue. *Paced*: ``PACED_PER_S`` requests per second in all; rate and latency together say whether
+that load is carried well, and these are the headline figures.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import itertools
 import logging
 import time
+from typing import NamedTuple
 
 import uvloop
 
@@ -19,9 +24,11 @@ from proxyd.cli.cluster import Cluster, LinkFigures
 from proxyd.core.events import AgentEvent, CoordinatorConnected, CoordinatorLost, CoordinatorSaid
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.messages import AgentHello, Grant, Report, Request, TransferDone
+from proxyd.core.units import NS_PER_S
 from proxyd.wire.envelope import TrafficClass
 
 SENDERS = 4
+PACED_PER_S = 1250
 WARM_UP_S = 0.5
 START_TIMEOUT_S = 10.0
 DESTINATION = AgentName("far", "sink")
@@ -44,6 +51,9 @@ class _Sender:
         self._asked_ns = 0
         self._granted_bytes = 0
         self._sent_bytes = 0
+        self._next_at_ns = 0
+        self.interval_ns = 0
+        """Least time between two requests; 0: the next follows at once."""
         self.waits_ns: list[int] = []
         self.running = asyncio.Event()
         hello = AgentHello(self._name, number + 1, "127.0.0.1:7601")
@@ -83,11 +93,26 @@ class _Sender:
         self.sessions.send(
             self._address, TransferDone(self._transfer, self._link, TrafficClass.PIPELINE, NBYTES, True, 0)
         )
-        self._ask()
+        if self.interval_ns == 0:
+            self._ask()
+            return
+        # A late one is not made up for in a burst: that would measure the burst.
+        now_ns = time.monotonic_ns()
+        self._next_at_ns = max(self._next_at_ns + self.interval_ns, now_ns)
+        asyncio.get_running_loop().call_later((self._next_at_ns - now_ns) / 1e9, self._ask)
 
 
-def grpc_grants(seconds: float) -> tuple[float, float]:
-    """Grants per second, and the 99th percentile of request -> grant in milliseconds, over ``seconds``."""
+class GrantFigures(NamedTuple):
+    """What :func:`grpc_grants` measured."""
+
+    grants_per_s: float
+    p99_ms: float
+    """Request until grant, at that rate."""
+    saturated_grants_per_s: float
+
+
+def grpc_grants(seconds: float) -> GrantFigures:
+    """Measure both phases, each for half of ``seconds``."""
     sites = {f"site{number}": 0 for number in range(SENDERS)}
     figures = LinkFigures(capacity="100Gbit", rtt="1ms", buffer="1bdp")
     links = {(site, DESTINATION.site): figures for site in sites}
@@ -97,13 +122,22 @@ def grpc_grants(seconds: float) -> tuple[float, float]:
             return runner.run(_measure(address, token, seconds))
 
 
-async def _measure(address: str, token: bytes, seconds: float) -> tuple[float, float]:
+async def _measure(address: str, token: bytes, seconds: float) -> GrantFigures:
     senders = [_Sender(number, address, token) for number in range(SENDERS)]
     for sender in senders:
         sender.sessions.start()
     async with asyncio.timeout(START_TIMEOUT_S):
         for sender in senders:
             await sender.running.wait()
+    saturated, _ = await _phase(senders, 0, seconds / 2)
+    paced, p99_ms = await _phase(senders, SENDERS * NS_PER_S // PACED_PER_S, seconds / 2)
+    await asyncio.gather(*(sender.sessions.close() for sender in senders))
+    return GrantFigures(paced, p99_ms, saturated)
+
+
+async def _phase(senders: list[_Sender], interval_ns: int, seconds: float) -> tuple[float, float]:
+    for sender in senders:
+        sender.interval_ns = interval_ns
     await asyncio.sleep(WARM_UP_S)
     for sender in senders:
         sender.waits_ns.clear()
@@ -111,7 +145,6 @@ async def _measure(address: str, token: bytes, seconds: float) -> tuple[float, f
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - begun_s
     waits_ns = sorted(wait for sender in senders for wait in sender.waits_ns)
-    await asyncio.gather(*(sender.sessions.close() for sender in senders))
     if not waits_ns:
         return 0.0, float("inf")
     return len(waits_ns) / took_s, waits_ns[len(waits_ns) * 99 // 100] / 1e6
