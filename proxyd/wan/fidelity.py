@@ -1,7 +1,7 @@
 """How exact is the emulated WAN here? ``python -m proxyd.wan.fidelity`` measures it; docs/wan.md keeps figures.
 
-Rate: one TCP sender keeps a full-BDP buffer busy; the link's own counter over the middle of the run, against what was
-asked. Delay: datagrams that carry the sender's clock, against delay plus time on the link. Loss: datagrams counted.
+Rate: two bbr senders keep a deep buffer busy; the link's own counter over the middle of the run, against the asked one.
+Delay: datagrams that carry the sender's clock, against delay plus time on the link. Loss: datagrams counted.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def delay_report(delays_ns: list[int], spec: LinkSpec) -> dict[str, float]:
 
 def measure(rate_bytes_per_s: int, delay_ns: int, mtu: int, seconds: float) -> dict[str, object]:
     """All figures at one rate."""
-    bdp_bytes = max(100_000, rate_bytes_per_s * 2 * delay_ns // 1_000_000_000)
-    spec = LinkSpec(rate_bytes_per_s, None, delay_ns, bdp_bytes)
-    back = LinkSpec(rate_bytes_per_s, None, delay_ns, bdp_bytes, seed=2)
+    # Deep, so that the link never runs dry; the delay is measured while it is empty.
+    buffer_bytes = max(1_000_000, 4 * rate_bytes_per_s * 2 * delay_ns // 1_000_000_000)
+    spec = LinkSpec(rate_bytes_per_s, None, delay_ns, buffer_bytes)
+    back = LinkSpec(rate_bytes_per_s, None, delay_ns, buffer_bytes, seed=2)
     report: dict[str, object] = {"rate_mbit_per_s": rate_bytes_per_s * 8 / 1e6, "mtu": mtu}
     with Wan({"a": 2, "b": 2}, {("a", "b"): spec, ("b", "a"): back}, mtu=mtu, tcp_buffer_max_bytes=32 << 20) as wan:
         report["idle_delay"] = delay_report(one_way_delays(wan, int(seconds * 500), 2_000_000), spec)
         with Crew() as crew:
-            # Two senders: the second keeps the link full while the first recovers.
             burst = Burst(
                 wan,
                 crew,
                 senders=2,
                 tensor_bytes=int(rate_bytes_per_s * (seconds + 3.0) / 2),
-                congestion_control="cubic",
+                congestion_control="bbr",
             )
             for sender in range(2):
                 burst.send(sender, 0, time.monotonic_ns() + LEAD_NS)
