@@ -362,3 +362,47 @@ def test_status_for_people_and_programs(cluster: Cluster) -> None:
     unknown = status("--coordinator", address, "--why", "00000000000000ff-1")
     assert unknown.returncode == 1
     assert "not known" in unknown.stderr
+
+
+@pytest.mark.netns
+def test_dev_on_an_emulated_wan_is_reachable_from_here(tmp_path: Path) -> None:
+    process, facts = _dev(tmp_path, "--wan", "rate=100Mbit,rtt=20ms,buffer=0.5bdp")
+    try:
+        for agent in facts["agents"]:
+            assert agent["data_address"].startswith("10.")
+            assert scrape(agent["metrics"]).total("proxyd_coordinator_up") == 1
+            assert Path(agent["socket"]).is_socket()
+        with grpc.insecure_channel(facts["coordinator"]["address"]) as channel:
+            status = AdminStub(channel).Status(admin_pb2.StatusRequest(), timeout=5)
+        [link] = [link for link in status.links if link.link.src_site == "a"]
+        # 97 % of what headers leave of 100 Mbit/s in packets of 9,000 bytes.
+        assert link.pace_bytes_per_s == int(12_500_000 * (9000 - 52) // 9000 * 0.97)
+        assert link.buffer_bytes == 125_000
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--site", "x"], "two or more different sites"),
+        (["--site", "x", "--site", "x"], "two or more different sites"),
+        (["--agents-per-site", "0"], "from 1 to 64"),
+        (["--wan", "rate=400Mbit,rrt=60ms"], "'rrt=60ms' is not understood"),
+        (["--wan", "rate=400"], "'400' is not a rate"),
+        (["--link-capacity", "fast"], "'fast' is not a rate"),
+    ],
+)
+def test_dev_refuses_what_it_cannot_do(options: list[str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxyd.cli.main", "dev", *options],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
