@@ -313,6 +313,7 @@ class PeerLink:
         left = delivered = unsent = retransmits = rate = 0
         srtt_ns: list[int] = []
         min_rtt_ns: list[int] = []
+        path_limited = False
         try:
             for stream in self._streams:
                 state = tcp.read_tcp_state(stream.sock)
@@ -322,6 +323,7 @@ class PeerLink:
                 unsent += state.unsent_bytes + stream.ledger.pending_bytes
                 retransmits += state.retransmits
                 rate += state.delivery_rate_bytes_per_s
+                path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
         except OSError as error:
@@ -338,6 +340,7 @@ class PeerLink:
             min_rtt_ns=min((one for one in min_rtt_ns if one), default=0),
             retransmits=retransmits,
             delivery_rate_bytes_per_s=rate,
+            path_limited=path_limited,
         )
 
 

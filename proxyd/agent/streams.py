@@ -69,6 +69,11 @@ class SendStream:
         """The socket is full; the stream goes on by itself."""
         return self._waiting
 
+    @property
+    def pace_bytes_per_s(self) -> int:
+        """Its ceiling; 0: none."""
+        return self._pace or 0
+
     def set_pace(self, rate_bytes_per_s: int) -> None:
         """This stream's share of the peer's ceiling; 0: none."""
         if rate_bytes_per_s != self._pace and self._open:

@@ -22,9 +22,11 @@ TCP_USER_TIMEOUT = 18
 TCP_INFO_BYTES = 256
 MIN_NOTSENT_BYTES = 16 << 10
 MAX_NOTSENT_BYTES = 4 << 20
-NOTSENT_NS = 1_000_000
+NOTSENT_NS = 8_000_000
 """Unsent bytes are held to what one stream sends in this time: short enough to stop soon, long enough that the event
-loop can refill in time."""
+loop of a busy host refills in time. They delay no hand-over: the predicted end of a slot counts them."""
+NEARLY_FULL = 0.9
+"""A congestion window in use to this part, or the kernel's own pace below this part of ours, limits a stream."""
 
 _PROC = Path("/proc/sys/net/ipv4")
 
@@ -39,6 +41,18 @@ class TcpState(NamedTuple):
     min_rtt_ns: int
     retransmits: int
     delivery_rate_bytes_per_s: int
+    unacked_packets: int
+    window_packets: int
+    """TCP's congestion window."""
+    pacing_bytes_per_s: int
+    """What TCP's own pacing allows, our ceiling included."""
+
+    def path_limited(self, pace_bytes_per_s: int) -> bool:
+        """TCP holds bytes back, rather than our ceiling (0: none) or a lack of data."""
+        if self.unsent_bytes <= 0:
+            return False
+        full = self.unacked_packets >= NEARLY_FULL * self.window_packets
+        return full or self.pacing_bytes_per_s < NEARLY_FULL * pace_bytes_per_s
 
 
 _U32_AT = struct.Struct("=I")
@@ -61,11 +75,14 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
         min_rtt_ns=0 if min_rtt_us == _NO_SAMPLE_US else min_rtt_us * 1000,
         retransmits=_U32_AT.unpack_from(info, 100)[0],
         delivery_rate_bytes_per_s=_U64_AT.unpack_from(info, 160)[0],
+        unacked_packets=_U32_AT.unpack_from(info, 24)[0],
+        window_packets=_U32_AT.unpack_from(info, 80)[0],
+        pacing_bytes_per_s=_U64_AT.unpack_from(info, 104)[0],
     )
 
 
 def set_pace(sock: socket.socket, rate_bytes_per_s: int) -> None:
-    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 1 ms of that."""
+    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that."""
     rate = rate_bytes_per_s or UNPACED
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))
@@ -110,10 +127,11 @@ def read_sysctl(name: str, default: str = "") -> str:
 def stream_capacity_bytes() -> int:
     """What one stream can have in flight at most: the autotuning limit of its send buffer.
 
-    Half of it: the kernel counts its own bookkeeping into the buffer.
+    Three quarters of it: the kernel counts its own bookkeeping into the buffer. Not less: more streams than needed each
+    have a window of their own to keep open, and a share of the rate that no other stream can use.
     """
     fields = read_sysctl("tcp_wmem", "4096 16384 4194304").split()
-    return max(64 << 10, int(fields[-1]) // 2)
+    return max(64 << 10, int(fields[-1]) * 3 // 4)
 
 
 def choose_congestion_control(configured: str, slow_start_after_idle: str, available: str) -> str:

@@ -357,6 +357,7 @@ class Asking:
                 event.min_rtt_ns,
                 event.retransmits,
                 event.delivery_rate_bytes_per_s,
+                event.path_limited,
             )
             book.progress(event.peer, counts, now_ns)
 

@@ -212,7 +212,8 @@ class SendProgress:
     """Cumulative counts over all data streams to one peer since it connected, from the kernel (SIOCOUTQ, TCP_INFO).
 
     ``granted_left_bytes``, ``granted_delivered_bytes``: payload of granted chunks that left this host / was
-    acknowledged by TCP. ``unsent_bytes``: written to the kernel and not yet left.
+    acknowledged by TCP. ``unsent_bytes``: written to the kernel and not yet left. ``path_limited``: at this reading TCP
+    itself (its congestion window, its own pacing) held bytes back, not our ceiling and not a lack of data.
     """
 
     peer: AgentName
@@ -223,6 +224,7 @@ class SendProgress:
     min_rtt_ns: int
     retransmits: int
     delivery_rate_bytes_per_s: int
+    path_limited: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ last two of them. A prediction counts only while its report is fresh, or while w
 half the gateway's buffer, so that a sender that stalls right then overlaps with its successor and harms nobody.
 
 **What a lane can really send.** A cold or shrunk TCP window, a slow NIC or a busy host shows in what left, never in the
-plan. Once per round trip of uninterrupted sending the meter compares: below 0.9 of the granted rate, the lane's
-*ceiling* becomes what it managed times 1.25 (times 2 while that still grows fast, as in slow start) and others get the
-rest; above, the ceiling is raised by half until it no longer binds.
+plan. Once per round trip of uninterrupted sending the meter compares: below 0.9 of the granted rate for several of them
+in a row, the lane's *ceiling* becomes what it managed times 1.25 (times 2 while that still grows fast, as in slow
+start) and others get the rest; above, the ceiling is raised by half until it no longer binds. One slow round trip says
+nothing: a host that was held up for 30 ms catches up at the rate of the grants in its hands, and whoever was started
+beside it meets it in the gateway's buffer.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ DELIVERS = 0.9
 """A lane that sends at least this part of its rate uses it."""
 SPEED_SPAN_NS = 2_000_000
 """Reports that are closer together say nothing about speed."""
+SLOW_EPOCHS = 2
+"""Round trips in a row that must have been slow, where TCP itself was the limit."""
+SLOW_EPOCHS_UNEXPLAINED = 3
+"""The same, where it was the data or the host."""
 GROWS = 1.4
 """Growth per round trip that only a window in slow start shows."""
 
@@ -37,6 +43,7 @@ class Lane:
         "_epoch_limited",
         "_epoch_ns",
         "_last_rate",
+        "_slow_epochs",
         "account",
         "agent",
         "ceiling_bytes_per_s",
@@ -81,6 +88,7 @@ class Lane:
         self._epoch_left_bytes = 0
         self._epoch_limited = True
         self._last_rate = 0
+        self._slow_epochs = 0
 
     def binding_rate(self, now_ns: int) -> int:
         """The part of the link that this lane may be using, what it may send by itself included."""
@@ -110,7 +118,7 @@ class Lane:
         left_before = account.left_bytes
         settled = account.report(report, now_ns)
         self.silent = False
-        at_host = account.granted_bytes - account.left_bytes - account.returned_bytes
+        at_host = account.at_host_bytes
         if at_host <= 0 or not self.rate_bytes_per_s:
             self.leaves_ns = now_ns
         else:
@@ -131,8 +139,7 @@ class Lane:
             return False
         if now_ns - self.reported_ns <= fresh_ns:
             return True
-        account = self.account
-        return account.granted_bytes - account.left_bytes - account.returned_bytes <= harmless_bytes
+        return self.account.at_host_bytes <= harmless_bytes
 
     def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int) -> str:
         """Judge the last round trip of sending; answers in words what changed, or ""."""
@@ -141,6 +148,7 @@ class Lane:
             self._epoch_ns = now_ns
             self._epoch_left_bytes = self.account.left_bytes
             self._epoch_limited = True
+            self._slow_epochs = 0
             if not self.ceiling_sticks:
                 self.ceiling_bytes_per_s = 0
             return ""
@@ -156,9 +164,13 @@ class Lane:
         self._last_rate = measured
         rate = self.rate_bytes_per_s
         if measured >= DELIVERS * rate:
+            self._slow_epochs = 0
             if self.ceiling_bytes_per_s:
                 raised = self.ceiling_bytes_per_s + self.ceiling_bytes_per_s // 2
                 self.ceiling_bytes_per_s = raised if raised < pace_bytes_per_s else 0
+            return ""
+        self._slow_epochs += 1
+        if self._slow_epochs < (SLOW_EPOCHS if limited else SLOW_EPOCHS_UNEXPLAINED):
             return ""
         grows = last == 0 or measured > GROWS * last
         ceiling = measured * 2 if grows else measured + measured // 4

@@ -51,6 +51,7 @@ class PeerCounts:
     min_rtt_ns: int = 0
     retransmits: int = 0
     delivery_rate_bytes_per_s: int = 0
+    path_limited: bool = True
 
 
 class LinkBook:
@@ -262,7 +263,7 @@ class LinkBook:
             min_rtt_ns=min((c.min_rtt_ns for c in live if c.min_rtt_ns), default=0),
             retransmits=sum(c.retransmits for c in live),
             delivery_rate_bytes_per_s=sum(c.delivery_rate_bytes_per_s for c in live),
-            limited=self._limited and bool(self.grants),
+            limited=self._limited and bool(self.grants) and any(c.path_limited for c in live),
         )
         self._limited = bool(self.backlog_bytes())
         if report == self._reported:

@@ -37,10 +37,10 @@ def test_congestion_control_follows_what_idleness_does(
     assert tcp.choose_congestion_control(configured, slow_start, available) == chosen
 
 
-def test_unsent_bytes_are_bounded_by_a_millisecond() -> None:
+def test_unsent_bytes_are_bounded_by_some_milliseconds() -> None:
     assert tcp.notsent_limit_bytes(0) == 4 << 20
     assert tcp.notsent_limit_bytes(1000) == 16 << 10
-    assert tcp.notsent_limit_bytes(50_000_000) == 50_000
+    assert tcp.notsent_limit_bytes(50_000_000) == 400_000
     assert tcp.notsent_limit_bytes(10**11) == 4 << 20
 
 
@@ -64,6 +64,21 @@ def test_counters_of_a_paced_stream(pair: tuple[socket.socket, socket.socket]) -
     while got < sent:
         got += len(two.recv(1 << 20))
     assert tcp.read_tcp_state(one).unsent_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("unsent", "in_flight", "window", "pacing", "limited"),
+    [
+        (100_000, 50, 50, 60_000_000, True),
+        (100_000, 30, 50, 60_000_000, False),
+        (100_000, 30, 50, 40_000_000, True),
+        (0, 50, 50, 40_000_000, False),
+    ],
+    ids=["window full", "held by our ceiling", "tcp's own pacing is slower", "nothing to send"],
+)
+def test_what_limits_a_stream(unsent: int, in_flight: int, window: int, pacing: int, limited: bool) -> None:
+    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, pacing)
+    assert state.path_limited(50_000_000) is limited
 
 
 def test_an_unknown_congestion_control_is_a_clear_error(pair: tuple[socket.socket, socket.socket]) -> None:
