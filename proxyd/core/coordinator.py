@@ -457,10 +457,19 @@ class CoordinatorMachine:
             )
             for number, session in sorted(self._sessions.items())
         )
-        links = tuple(self._link_status(self._links[name], now_ns, transfers_per_link) for name in sorted(self._links))
         return CoordinatorStatus(
-            self.config.name, self.epoch, self.config.owns, agents, self._registry.entries, links, self.protocol_errors
+            name=self.config.name,
+            epoch=self.epoch,
+            owns=self.config.owns,
+            agents=agents,
+            endpoints=self._registry.entries,
+            links=self.links_status(now_ns, transfers_per_link),
+            protocol_errors=self.protocol_errors,
         )
+
+    def links_status(self, now_ns: int, transfers_per_link: int = 0) -> tuple[LinkStatus, ...]:
+        """The links alone."""
+        return tuple(self._link_status(self._links[name], now_ns, transfers_per_link) for name in sorted(self._links))
 
     def _link_status(self, link: _Link, now_ns: int, most: int) -> LinkStatus:
         granter = link.granter

@@ -369,7 +369,11 @@ class LinkGranter:
         if waiting is None:
             return False
         account = lane.account
-        room = self._lane_window(rate) - account.outstanding_bytes
+        window = self._lane_window(rate)
+        # What a sender can't get rid of (its TCP window is cold, its host busy) must not pile up there: it could be
+        # sent by others meanwhile, and it can't be called back.
+        ahead = window - rate * self._rtt_ns // NANOS
+        room = min(window - account.outstanding_bytes, ahead - account.at_host_bytes)
         for bottleneck in self.bottlenecks:
             room = min(room, bottleneck.room_bytes)
         need = waiting.need_bytes

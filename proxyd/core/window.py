@@ -158,6 +158,11 @@ class Account:
         """Granted and neither delivered, nor given back, nor forgiven."""
         return self.granted_bytes - self.settled_bytes
 
+    @property
+    def at_host_bytes(self) -> int:
+        """Granted and, as far as is known, still at the agent."""
+        return self.granted_bytes - max(self.left_bytes + self.returned_bytes, self.settled_bytes)
+
     def grant(self, nbytes: int, rate_bytes_per_s: int, leaves_by_ns: int, forgiven_ns: int, now_ns: int) -> None:
         """Note a grant."""
         self.granted_bytes += nbytes

@@ -262,7 +262,8 @@ class FluidWorld:
             match effect:
                 case ToAgent(session, Grant() as grant):
                     self.grants.append((self.now_ns, session, grant))
-                    self.at(self.now_ns + self.control_ns, lambda s=session, g=grant: self._granted(s, g))  # type: ignore[misc]
+                    self.at(self.now_ns + self.control_ns, lambda s=session, g=grant: self._granted(s, g))  # type:
+                    ignore[misc]
                 case CloseSession(session, _):
                     self.senders[session].frozen = True
                 case _:

@@ -1,0 +1,222 @@
+"""Sites, agents, coordinators and the lines between them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from proxyd.core.agent import AgentConfig
+from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
+from proxyd.core.effects import CloseSession, ToAgent
+from proxyd.core.events import (
+    CoordinatorEvent,
+    CoordinatorLost,
+    SessionClosed,
+    SessionMessage,
+    SessionOpened,
+    TimePassed,
+)
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.messages import AgentMessage
+from proxyd.sim.clock import Alarm, Clock
+from proxyd.sim.host import AgentHost, Ordered
+from proxyd.sim.link import Link, LinkModel
+from proxyd.sim.trainer import Fate, Trainer
+
+LOCAL = LinkModel(1_250_000_000, 50_000, 1 << 30)
+"""Within a site."""
+
+
+class CoordinatorHost:
+    """One life of a coordinator, and its sessions."""
+
+    def __init__(self, world: World, address: str, config: CoordinatorConfig, epoch: int) -> None:
+        self.address = address
+        self.machine = CoordinatorMachine(config, epoch)
+        self.alive = True
+        self.agents: dict[int, AgentHost] = {}
+        """By session."""
+        self._world = world
+        self._started_ns = world.clock.now_ns
+        self._lines: dict[int, tuple[Ordered, Ordered]] = {}
+        self._alarm = Alarm(world.clock, lambda: self.handle(TimePassed()))
+
+    @property
+    def now_ns(self) -> int:
+        """The time."""
+        return self._world.clock.now_ns
+
+    @property
+    def settling(self) -> bool:
+        """It may still learn that an earlier life's grants are under way."""
+        return self.now_ns < self._started_ns + self.machine.config.lease_ns
+
+    def handle(self, event: CoordinatorEvent) -> None:
+        """An event for the machine."""
+        if not self.alive:
+            return
+        world = self._world
+        effects = self.machine.handle(event, world.clock.now_ns)
+        if world.check_coordinator is not None:
+            world.check_coordinator(self)
+        for effect in effects:
+            match effect:
+                case ToAgent(session, message):
+                    host = self.agents.get(session)
+                    if host is not None:
+                        self._lines[session][1].send(lambda h=host, m=message: h.said(self.address, m))  # type:
+                        ignore[misc]
+                case CloseSession(session, reason):
+                    self._end(session, reason)
+        self._alarm.set(self.machine.next_deadline_ns())
+
+    def open(self, session: int, host: AgentHost, forth: Ordered, back: Ordered) -> None:
+        """An agent's stream stands."""
+        self.agents[session] = host
+        self._lines[session] = (forth, back)
+        self.handle(SessionOpened(session, host.hello(self.address)))
+
+    def message(self, session: int, message: AgentMessage) -> None:
+        """An agent's message came."""
+        if session in self.agents:
+            self.handle(SessionMessage(session, message))
+
+    def lost(self, session: int, reason: str) -> None:
+        """An agent's stream ended from its side."""
+        if self.agents.pop(session, None) is not None:
+            self.handle(SessionClosed(session, reason))
+
+    def _end(self, session: int, reason: str) -> None:
+        host = self.agents.pop(session, None)
+        if host is not None:
+            self._world.session_lost(host, self.address, session, reason)
+
+    def kill(self, reason: str) -> None:
+        """The process ends."""
+        self.alive = False
+        for session in list(self.agents):
+            self._end(session, reason)
+
+
+class World:
+    """Everything of one run. Times are the clock's; chance comes from ``rng`` alone."""
+
+    def __init__(
+        self,
+        seed: int,
+        links: dict[LinkName, LinkModel],
+        *,
+        control_ns: int = 300_000,
+        control_jitter_ns: int = 200_000,
+        eager_bytes: int = 64 << 20,
+        slow_start_after_idle: bool = False,
+    ) -> None:
+        self.clock = Clock()
+        self.rng = random.Random(seed)
+        self.eager_bytes = eager_bytes
+        self.slow_start_after_idle = slow_start_after_idle
+        self.hosts: dict[AgentName, AgentHost] = {}
+        self.coordinators: dict[str, CoordinatorHost] = {}
+        self.trainers: dict[EndpointName, Trainer] = {}
+        self.fates: dict[TransferId, Fate] = {}
+        self.check_coordinator: Callable[[CoordinatorHost], None] | None = None
+        self._links = {
+            (name.src_site, name.dst_site): Link(self.clock, model, self.rng) for name, model in links.items()
+        }
+        self._control_ns = control_ns
+        self._control_jitter_ns = control_jitter_ns
+        self._sessions: dict[tuple[AgentName, int, str], int] = {}
+        self._lines: dict[int, tuple[Ordered, Ordered]] = {}
+        self._numbers = 0
+
+    # ----------------------------------------------------------------------------------- building
+
+    def link(self, src_site: str, dst_site: str) -> Link:
+        """The way from site to site; within a site it is fast."""
+        key = (src_site, dst_site)
+        if key not in self._links:
+            if src_site != dst_site:
+                raise KeyError(f"the scenario has no link {src_site}->{dst_site}")
+            self._links[key] = Link(self.clock, LOCAL, self.rng)
+        return self._links[key]
+
+    def host(self, name: AgentName) -> AgentHost | None:
+        """A living agent's host."""
+        host = self.hosts.get(name)
+        return host if host is not None and host.alive else None
+
+    def start_coordinator(self, address: str, config: CoordinatorConfig, epoch: int) -> CoordinatorHost:
+        """Start one (again, with a higher epoch)."""
+        host = self.coordinators[address] = CoordinatorHost(self, address, config, epoch)
+        return host
+
+    def start_agent(self, name: AgentName, coordinators: tuple[str, ...], memory_bytes: int) -> AgentHost:
+        """Start an agent; it connects to its coordinators."""
+        incarnation = self.rng.getrandbits(63)
+        address = f"10.{len(self.hosts)}.0.1:7500"
+        host = AgentHost(self, AgentConfig(name, incarnation, address, coordinators), memory_bytes)
+        self.hosts[name] = host
+        for coordinator in coordinators:
+            self._connect(host, coordinator, self.rng.randrange(1_000_000))
+        return host
+
+    def start_trainer(self, host: AgentHost, endpoint: EndpointName) -> Trainer:
+        """A trainer connects to its agent."""
+        trainer = Trainer(self.clock, self.rng, endpoint, self.rng.getrandbits(63), host.emit, self.fates)
+        self.trainers[endpoint] = trainer
+        host.attach(trainer)
+        return trainer
+
+    # ----------------------------------------------------------------------------------- sessions
+
+    def _delay_ns(self) -> int:
+        return self._control_ns + self.rng.randrange(self._control_jitter_ns + 1)
+
+    def _connect(self, host: AgentHost, address: str, delay_ns: int) -> None:
+        def connect() -> None:
+            coordinator = self.coordinators.get(address)
+            if not host.alive:
+                return
+            if coordinator is None or not coordinator.alive:
+                self._connect(host, address, self.rng.randrange(100_000_000, 1_000_000_000))
+                return
+            self._numbers += 1
+            session = self._numbers
+            self._sessions[host.name, host.incarnation, address] = session
+            forth, back = Ordered(self.clock, self._delay_ns), Ordered(self.clock, self._delay_ns)
+            self._lines[session] = (forth, back)
+            coordinator.open(session, host, forth, back)
+
+        self.clock.after(delay_ns, connect)
+
+    def to_coordinator(self, host: AgentHost, address: str, message: AgentMessage) -> None:
+        """Send on a control session; what is sent on a broken one is lost."""
+        session = self._sessions.get((host.name, host.incarnation, address))
+        coordinator = self.coordinators.get(address)
+        if session is not None and coordinator is not None:
+            self._lines[session][0].send(lambda: coordinator.message(session, message))
+
+    def session_lost(self, host: AgentHost, address: str, session: int, reason: str) -> None:
+        """The coordinator's end of a session is gone: the agent hears of it and connects again."""
+        key = (host.name, host.incarnation, address)
+
+        def heard() -> None:
+            if self._sessions.get(key) == session:
+                del self._sessions[key]
+                host.emit(CoordinatorLost(address, reason))
+                self._connect(host, address, self.rng.randrange(100_000_000, 1_000_000_000))
+
+        self._lines[session][1].send(heard)
+
+    # --------------------------------------------------------------------------------------- fate
+
+    def kill_agent(self, name: AgentName, reason: str = "killed") -> None:
+        """A host vanishes; its connections break."""
+        host = self.hosts[name]
+        if not host.alive:
+            return
+        host.kill(reason)
+        for address, coordinator in self.coordinators.items():
+            session = self._sessions.pop((name, host.incarnation, address), None)
+            if session is not None:
+                self._lines[session][0].send(lambda c=coordinator, s=session: c.lost(s, reason))  # type: ignore[misc]
