@@ -46,9 +46,8 @@ def check_end(world: World) -> None:
             continue
         for link in coordinator.machine.links_status(world.clock.now_ns):
             if link.outstanding_bytes or link.waiting:
-                raise InvariantError(
-                    f"{link.link}: {link.outstanding_bytes} bytes outstanding and {link.waiting} transfers waiting at the end"
-                )
+                left = f"{link.outstanding_bytes} bytes outstanding and {link.waiting} transfers waiting"
+                raise InvariantError(f"{link.link}: {left} at the end")
 
 
 def _check_fate(world: World, fate: Fate) -> None:
@@ -76,8 +75,8 @@ def _check_host(host: AgentHost) -> None:
     status = host.machine.status(host.world.clock.now_ns)
     if host.blocks or status.outgoing or status.incoming:
         raise InvariantError(
-            f"{host.name}: {len(host.blocks)} receive blocks, {status.outgoing} outgoing and {status.incoming} incoming "
-            "transfers left at the end"
+            f"{host.name}: {len(host.blocks)} receive blocks, {status.outgoing} outgoing and {status.incoming} "
+            "incoming transfers left at the end"
         )
     for link in status.links:
         if link.backlog_bytes or link.waiting_transfers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 
 from proxyd.core.coordinator import CoordinatorMachine
@@ -262,8 +263,7 @@ class FluidWorld:
             match effect:
                 case ToAgent(session, Grant() as grant):
                     self.grants.append((self.now_ns, session, grant))
-                    self.at(self.now_ns + self.control_ns, lambda s=session, g=grant: self._granted(s, g))  # type:
-                    ignore[misc]
+                    self.at(self.now_ns + self.control_ns, partial(self._granted, session, grant))
                 case CloseSession(session, _):
                     self.senders[session].frozen = True
                 case _:

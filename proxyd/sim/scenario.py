@@ -52,6 +52,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ class Run:
         for burst in scenario.bursts:
             self._plan(burst, burst.at_ns, burst.times)
         for fault in scenario.faults:
-            world.clock.at(fault.at_ns, lambda f=fault: self._break(f))  # type: ignore[misc]
+            world.clock.at(fault.at_ns, partial(self._break, fault))
 
     def result(self) -> Result:
         """Run it to its end. Raises InvariantError when something that must hold doesn't."""

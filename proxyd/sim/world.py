@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from proxyd.core.agent import AgentConfig
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
@@ -64,8 +65,7 @@ class CoordinatorHost:
                 case ToAgent(session, message):
                     host = self.agents.get(session)
                     if host is not None:
-                        self._lines[session][1].send(lambda h=host, m=message: h.said(self.address, m))  # type:
-                        ignore[misc]
+                        self._lines[session][1].send(partial(host.said, self.address, message))
                 case CloseSession(session, reason):
                     self._end(session, reason)
         self._alarm.set(self.machine.next_deadline_ns())
@@ -219,4 +219,4 @@ class World:
         for address, coordinator in self.coordinators.items():
             session = self._sessions.pop((name, host.incarnation, address), None)
             if session is not None:
-                self._lines[session][0].send(lambda c=coordinator, s=session: c.lost(s, reason))  # type: ignore[misc]
+                self._lines[session][0].send(partial(coordinator.lost, session, reason))
