@@ -8,15 +8,13 @@ put right (a path too long, no permission, a token file that can't be read) is r
 from __future__ import annotations
 
 import errno
-import hmac
-import logging
 import os
 import socket
 import stat
 import time
 from typing import NamedTuple
 
-from proxyd.wire.auth import NONCE_BYTES
+from proxyd.wire.auth import NONCE_BYTES, macs_are_equal
 from proxyd.wire.client import (
     MAX_BODY_BYTES,
     PROTOCOL_VERSION,
@@ -48,8 +46,6 @@ _TCP_PREFIX = "tcp://"
 _RETRY_EVERY_S = 0.05
 _SAY_SO_AFTER_S = 2.0
 _RETRIED = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE, errno.EINTR})
-
-_log = logging.getLogger("proxyd_client")
 
 
 class Address(NamedTuple):
@@ -164,7 +160,11 @@ def establish(address: Address, identity: Identity, timeout_s: float) -> Session
                 ) from error
             if not said_so and now - started > _SAY_SO_AFTER_S:
                 said_so = True
-                _log.warning("waiting for the agent at %s (%s), up to %g s", address, problem.what, timeout_s)
+                import logging  # here, because few trainers ever wait and all of them import this
+
+                logging.getLogger("proxyd_client").warning(
+                    "waiting for the agent at %s (%s), up to %g s", address, problem.what, timeout_s
+                )
             time.sleep(_RETRY_EVERY_S)
 
 
@@ -246,7 +246,7 @@ def _shake_hands(sock: socket.socket, address: Address, identity: Identity, toke
         raise ConfigError(f"the agent at {address} answered the hello with {type(answer).__name__}")
     # Over a Unix socket its owner and mode say who the agent is; over TCP only the token does.
     expected = welcome_mac(token, challenge.nonce, nonce, answer.site, answer.agent_name)
-    if token and not address.shared_memory and not hmac.compare_digest(expected, answer.mac):
+    if token and not address.shared_memory and not macs_are_equal(expected, answer.mac):
         raise ConfigError(
             f"whoever listens at {address} doesn't hold this job's token",
             next_step=f"Give agent and trainer the same token ({TOKEN_FILE_ENV})",
