@@ -411,7 +411,7 @@ class AgentMachine:
                         self.sender.want_peer(entry)
             self._deliver_waiting(entry, now_ns)
         if changes.gone:
-            self._drop_unused_peers()
+            self._drop_unused_peers(now_ns)
 
     def _deliver_waiting(self, entry: DirectoryEntry, now_ns: int) -> None:
         if entry.agent != self.config.agent:
@@ -423,10 +423,10 @@ class AgentMachine:
             self.receiver.handed_over(out.transfer, out.envelope)
             self._handed_over_done(out.transfer)
 
-    def _drop_unused_peers(self) -> None:
+    def _drop_unused_peers(self, now_ns: int) -> None:
         used = set(self._directory.agents()) | {out.peer for out in self.sender.transfers.values()}
         for name in [name for name in self.sender.peers if name not in used]:
-            del self.sender.peers[name]
+            self.sender.peer_dropped(name, now_ns)
             self._effects.append(DropPeer(name, "no endpoint lives there any more"))
 
     # --------------------------------------------------------------------------------------- peers

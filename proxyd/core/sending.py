@@ -341,6 +341,12 @@ class Sender:
             if destination in at_peer:
                 self.offer_waiting(destination, now_ns)
 
+    def peer_dropped(self, name: AgentName, now_ns: int) -> None:
+        """Nobody needs a peer's connections: forget it. Connections that are made later count from zero."""
+        del self.peers[name]
+        for book in self.asking.links.values():
+            book.peer_gone(name, now_ns)
+
     def peer_lost(self, name: AgentName, reason: str, now_ns: int) -> None:
         """The connections to a peer are gone: what was under way there can't be completed (not resumed yet)."""
         peer = self.peers.get(name)

@@ -7,7 +7,7 @@ import pytest
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName, EndpointName
-from proxyd.core.messages import CancelRequest, Denied, EndpointUp, Report, Request, TransferDone
+from proxyd.core.messages import CancelRequest, Denied, Directory, EndpointUp, Report, Request, TransferDone
 from proxyd.core.transfer import RECV_TABLE, SEND_TABLE, RecvState, SendInput, SendState, TransitionError, step
 from proxyd.wire import peer as wire
 from proxyd.wire.client import SendPhase
@@ -411,3 +411,23 @@ def test_a_grant_that_crosses_a_turn_down_is_wanted_anew() -> None:
     assert world.asks(Request)[-1].wanted_bytes == 2 * MIB, "the coordinator counts the refused grant as given"
     world.grant("a/0", transfer, MIB)
     assert world.tells(fx.TellSendDone)
+
+
+def test_delivered_bytes_go_on_counting_over_a_peer_that_was_dropped_and_dialled_anew() -> None:
+    world = two_sites()
+    first = world.post("a/0", 1, 0, 1, 3 * MIB)
+    world.grant("a/0", first, 3 * MIB)
+    world.delivered("a/0", "b/0")
+    # The job ends: nobody needs the connections any more. The next one's connections count from zero.
+    gone = world.endpoints.pop()
+    world.put("a/0", ev.CoordinatorSaid(COORDINATOR, Directory((), ((gone.endpoint, gone.incarnation, "ended"),), full=False)))
+    assert world.tells(fx.DropPeer)
+    world._taken.clear()
+    world.attach("b/0", 1, 900)
+    world.publish()
+    second = world.post("a/0", 2, 0, 1, MIB)
+    world.grant("a/0", second, MIB)
+    world.delivered("a/0", "b/0")
+    world.advance(10)
+    report = world.asks(Report)[-1]
+    assert (report.left_bytes, report.delivered_bytes) == (4 * MIB, 4 * MIB)

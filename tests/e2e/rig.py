@@ -1,0 +1,257 @@
+"""What the end-to-end tests share: a cluster of real daemons, endpoints whose messages are counted, and the proof.
+
+Positive proof, always: a test that moves data asserts at its end, from the daemons' own counters, that exactly these
+bytes were sent by one agent, taken in by another, and, where they cross between sites, that every byte of a message
+above the unscheduled limit went out under a coordinator's grant and none at the fallback rate.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import proxyd_client
+from proxyd.cli.cluster import AgentMember, Cluster
+from proxyd.cli.scrape import scrape
+from proxyd_client import Endpoint, Handle
+
+KIB, MIB = 1 << 10, 1 << 20
+UNSCHEDULED_BYTES = 64 * KIB
+"""Messages up to this size ask for no grant."""
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+
+def pattern(nbytes: int, sender: int = 0, number: int = 0) -> Bytes:
+    """Content that no other sender or message has at any place: a counter times an odd number, per 8 bytes."""
+    words = np.arange(-(-nbytes // 8), dtype=np.uint64)
+    words *= np.uint64(0x9E3779B97F4A7C15 ^ (sender << 40) ^ (number << 17) | 1)
+    words += np.uint64(sender * 1_000_003 + number)
+    return words.view(np.uint8)[:nbytes]
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
+    """Poll until ``condition()`` is true; its value. A hang is a failure with words."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"after {timeout_s:g} s: {what}")
+        time.sleep(0.01)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """What the daemons of a cluster have counted so far; agents' values are sums over agents."""
+
+    transferred: dict[str, float]
+    """Per link: payload acknowledged, as the senders count it."""
+    taken: dict[str, float]
+    """Per link: payload sent under grants."""
+    unscheduled: dict[str, float]
+    fallback: float
+    received: float
+    """Payload that arrived at an agent from another one, verified."""
+    corrupt: float
+    granted: dict[str, float]
+    """Per link: payload granted, as the coordinator counts it."""
+    violations: float
+
+    @staticmethod
+    def of(cluster: Cluster) -> Counters:
+        """Scrape everybody who lives."""
+        agents = [scrape(agent.metrics) for agent in cluster.agents if agent.process.poll() is None]
+        coordinator = scrape(cluster.coordinator.metrics)
+        sites = list(cluster.sites)
+        links = [f"{a}->{b}" for a in sites for b in sites]
+
+        def per_link(name: str) -> dict[str, float]:
+            return {link: sum(agent.total(name, link=link) for agent in agents) for link in links}
+
+        return Counters(
+            transferred=per_link("proxyd_transfer_bytes_total"),
+            taken=per_link("proxyd_granted_bytes_total"),
+            unscheduled=per_link("proxyd_unscheduled_bytes_total"),
+            fallback=sum(agent.total("proxyd_fallback_bytes_total") for agent in agents),
+            received=sum(agent.total("proxyd_received_bytes_total") for agent in agents),
+            corrupt=sum(agent.total("proxyd_corrupt_chunks_total") for agent in agents),
+            granted={link: coordinator.total("proxyd_granted_bytes_total", link=link) for link in links},
+            violations=coordinator.total("proxyd_window_violations_total"),
+        )
+
+
+def crossed_under_grants(before: Counters, after: Counters, nbytes: dict[str, int], large: dict[str, int]) -> None:
+    """Assert that, per link, ``nbytes`` of payload crossed two agents, ``large`` of them under grants, none otherwise.
+
+    ``large``: the part in messages above the unscheduled limit. Messages that were cancelled may have moved more.
+    """
+    assert after.violations == 0, "more was granted than the window holds"
+    assert after.fallback == before.fallback, "bytes went out at the fallback rate, and no fault was injected"
+    for link, wanted in nbytes.items():
+        moved = after.transferred[link] - before.transferred[link]
+        assert moved >= wanted, f"{link}: {moved:g} bytes were acknowledged of {wanted} that the test sent"
+        taken = after.taken[link] - before.taken[link]
+        assert taken >= large[link], f"{link}: {taken:g} bytes went out under grants of {large[link]} that had to"
+        granted = after.granted[link] - before.granted[link]
+        assert granted >= large[link], f"{link}: the coordinator granted {granted:g} of {large[link]} bytes"
+        free = after.unscheduled[link] - before.unscheduled[link]
+        assert taken + free >= wanted, f"{link}: {taken + free:g} bytes left the agent of {wanted}"
+    received = after.received - before.received
+    assert received >= sum(nbytes.values()), f"{received:g} bytes arrived at the agents of {sum(nbytes.values())}"
+
+
+class CountedEndpoint(Endpoint):
+    """An endpoint whose sends are remembered, so that the proof knows what has to have crossed."""
+
+    net: Net
+    place: tuple[str, int]
+
+    def isend(self, buffer: Any, dst: int, tag: int = 0, **options: Any) -> Handle[None]:
+        handle = super().isend(buffer, dst, tag, **options)
+        self.net.sent(self, dst, memoryview(buffer).nbytes, handle)
+        return handle
+
+
+class Net:
+    """One test's view of a cluster: connects endpoints of a job of its own and, at the end, gives the proof."""
+
+    def __init__(self, cluster: Cluster, job: str) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.fault = ""
+        self._endpoints: list[CountedEndpoint] = []
+        self._place_of: dict[int, tuple[str, int]] = {}
+        self._sent: list[tuple[tuple[str, int], int, int, Handle[None]]] = []
+        self._extra: list[tuple[str, int, int]] = []
+        self._lock = threading.Lock()
+        self._before = Counters.of(cluster)
+
+    def agent(self, site: str = "a", number: int = 0) -> AgentMember:
+        """One of the cluster's agents."""
+        return self.cluster.agent(site, number)
+
+    def connect(
+        self, rank: int, site: str = "a", number: int = 0, *, socket: str | None = None, job: str | None = None
+    ) -> CountedEndpoint:
+        """``job/rank`` at an agent; closed at the end of the test. ``socket``: another way to it (tcp://)."""
+        agent = self.agent(site, number)
+        plain = proxyd_client.connect(job or self.job, rank, socket=socket or agent.socket, timeout_s=10)
+        endpoint = CountedEndpoint(plain._session, plain.job, plain.rank)
+        endpoint.net, endpoint.place = self, (site, number)
+        with self._lock:
+            self._endpoints.append(endpoint)
+            self._place_of[rank] = (site, number)
+        return endpoint
+
+    def pair(self, src: str = "a", dst: str = "b") -> tuple[CountedEndpoint, CountedEndpoint]:
+        """Rank 0 at one site, rank 1 at another."""
+        return self.connect(0, src), self.connect(1, dst)
+
+    def sent(self, source: CountedEndpoint, dst: int, nbytes: int, handle: Handle[None]) -> None:
+        """Called for each send of a counted endpoint."""
+        with self._lock:
+            self._sent.append((source.place, dst, nbytes, handle))
+
+    def also_sent(self, link: str, *sizes: int) -> None:
+        """Messages of another process, which were delivered."""
+        self._extra += [(link, nbytes, nbytes if nbytes > UNSCHEDULED_BYTES else 0) for nbytes in sizes]
+
+    def injects_fault(self, what: str) -> None:
+        """The test breaks something on purpose: bytes may be lost or go out at the fallback rate."""
+        self.fault = what
+
+    def close(self) -> None:
+        """End the endpoints, without waiting."""
+        for endpoint in self._endpoints:
+            endpoint.close(0.0)
+
+    def expected(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Per link between different agents: bytes of delivered messages, and of the large ones among them."""
+        nbytes: dict[str, int] = collections.defaultdict(int)
+        large: dict[str, int] = collections.defaultdict(int)
+        for place, dst, size, handle in self._sent:
+            target = self._place_of.get(dst)
+            if target is None or target == place or not _delivered(handle):
+                continue
+            link = f"{place[0]}->{target[0]}"
+            nbytes[link] += size
+            large[link] += size if size > UNSCHEDULED_BYTES and place[0] != target[0] else 0
+        for link, size, scheduled in self._extra:
+            nbytes[link] += size
+            large[link] += scheduled
+        return nbytes, large
+
+    def prove(self) -> None:
+        """The proof; see :func:`crossed_under_grants`. Within a site there are no grants to ask for."""
+        nbytes, large = self.expected()
+        between = {link: size for link, size in nbytes.items() if link.split("->")[0] != link.split("->")[1]}
+        dead = self.cluster.deaths()
+        assert not dead, f"daemons died: {[(member.label, code, member.last_words()) for member, code in dead]}"
+        if self.fault:
+            return
+        after = Counters.of(self.cluster)
+        crossed_under_grants(self._before, after, between, large)
+        assert after.corrupt == self._before.corrupt, "chunks failed their checksum, and no fault was injected"
+
+    def moved(self) -> Counters:
+        """The counters' growth since the test began."""
+        now, before = Counters.of(self.cluster), self._before
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(Counters):
+            new, old = getattr(now, field.name), getattr(before, field.name)
+            values[field.name] = {key: new[key] - old[key] for key in new} if isinstance(new, dict) else new - old
+        return Counters(**values)
+
+
+def _delivered(handle: Handle[None]) -> bool:
+    """Whether a send was acknowledged. One that still runs is waited for: the test has received it by now."""
+    try:
+        handle.wait(10.0)
+    except proxyd_client.TransferTimeout:
+        raise AssertionError(f"{handle!r} has not ended 10 s after the end of its test") from None
+    except proxyd_client.ProxydError:
+        return False
+    return True
+
+
+def rss_bytes(pid: int, what: str = "VmRSS") -> int:
+    """Memory of a process from /proc: ``VmRSS``, ``VmHWM``, ``RssShmem``, ``RssAnon``."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(what + ":"):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"no {what} for process {pid}")
+
+
+@contextlib.contextmanager
+def threads(*targets: Callable[[], object]) -> Iterator[None]:
+    """Run functions beside the block; the first error of any of them is raised at its end."""
+    pool = ThreadPoolExecutor(len(targets))
+    futures = [pool.submit(target) for target in targets]
+    yield
+    for future in futures:
+        future.result(90)
+    pool.shutdown()
+
+
+def forked(run: Callable[[], int]) -> int:
+    """Run in a forked child; answers the child's exit code (99: it raised)."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            code = run()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
