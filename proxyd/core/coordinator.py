@@ -126,6 +126,8 @@ class CoordinatorMachine:
         self._settle_until_ns = 0
         self._beat_ns: int | None = None
         self._told_directory_ns = -DIRECTORY_BATCH_NS
+        self._complete_ns: int | None = None
+        """When a restarted coordinator's directory counts as complete."""
         self._link_deadlines: dict[LinkName, int] = {}
         self._next_ns: int | None = None
         for settings in config.links:
@@ -162,6 +164,9 @@ class CoordinatorMachine:
         """
         return self._next_ns
 
+    def _started_ns_or(self, now_ns: int) -> int:
+        return now_ns if self._started_ns is None else self._started_ns
+
     def _wake(self, due_ns: int) -> None:
         if self._next_ns is None or due_ns < self._next_ns:
             self._next_ns = due_ns
@@ -172,6 +177,8 @@ class CoordinatorMachine:
             times.append(self._beat_ns)
         if self._registry.changed:
             times.append(self._told_directory_ns + DIRECTORY_BATCH_NS)
+        if self._complete_ns is not None:
+            times.append(self._complete_ns)
         if (lost_ns := self._registry.next_deadline_ns(self.config.lease_ns)) is not None:
             times.append(lost_ns)
         return min(times, default=None)
@@ -181,6 +188,11 @@ class CoordinatorMachine:
         for name in [name for name, due_ns in self._link_deadlines.items() if due_ns <= now_ns]:
             self._decide(self._links[name], now_ns)
         self._registry.expire(now_ns, self.config.lease_ns)
+        if self._complete_ns is not None and self._complete_ns <= now_ns:
+            self._complete_ns = None
+            whole = Directory(self._registry.entries, (), full=True)
+            for session in sorted(self._sessions):
+                self._tell(session, whole)
         if self._registry.changed and now_ns - self._told_directory_ns >= DIRECTORY_BATCH_NS:
             self._told_directory_ns = now_ns
             changes = self._registry.take_changes()
@@ -216,7 +228,12 @@ class CoordinatorMachine:
         infos = tuple(link.granter.info(now_ns) for link in links)
         config = self.config
         self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
-        self._tell(number, Directory(self._registry.entries, (), full=True))
+        # After a restart agents come back one by one: whoever isn't here yet isn't gone.
+        learning = message.epoch_seen not in (0, self.epoch) and now_ns < self._started_ns_or(now_ns) + config.lease_ns
+        if learning:
+            self._complete_ns = self._started_ns_or(now_ns) + config.lease_ns
+            self._wake(self._complete_ns)
+        self._tell(number, Directory(self._registry.entries, (), full=not learning))
         if self._beat_ns is None:
             self._beat_ns = now_ns
             self._wake(now_ns)
@@ -249,8 +266,7 @@ class CoordinatorMachine:
 
     def _settle(self, now_ns: int) -> None:
         """An agent knows an earlier life of ours: others may still send at the rates which that one left them."""
-        assert self._started_ns is not None
-        until_ns = self._started_ns + self.config.lease_ns
+        until_ns = self._started_ns_or(now_ns) + self.config.lease_ns
         if now_ns < until_ns and self._settle_until_ns != until_ns:
             self._settle_until_ns = until_ns
             for link in self._links.values():

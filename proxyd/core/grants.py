@@ -16,10 +16,10 @@ Agents in the plan are granted whole chunks as long as their lane's window and e
 next slots of the present sender are issued ahead, clocked by what is delivered. Agents not in the plan get nothing more
 and drain within a slot or two.
 
-**Hand-over.** The successor's grant is issued one lead time before the last granted byte of the present lane leaves, as
-its agent reports it, and starts when that has happened. If the reports stop (the agent died or hangs), the lane counts
-as busy until the time of its grants has run out, and then gets nothing more until it reports. Rates of lanes that are
-not leaving never sum to more than the pace: others shrink before anyone grows.
+**Hand-over.** The successor's grant is issued one lead time before the last granted byte of the present lane leaves,
+as its agent reports it, and starts when that has happened. If the reports stop (the agent died or hangs), the lane
+counts as busy until the time of its grants has run out, and then gets nothing for a while, or until it reports. Rates
+of lanes that are not leaving never sum to more than the pace: others shrink before anyone grows.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ class LinkGranter:
                 best = due_ns
             if lane.out_of_turn and not lane.leaving and now_ns < lane.leaves_ns - lead_ns:
                 best = lane.leaves_ns - lead_ns if best is None else min(best, lane.leaves_ns - lead_ns)
+            if lane.silent_until_ns > now_ns:
+                best = lane.silent_until_ns if best is None else min(best, lane.silent_until_ns)
             if lane.reserve_until_ns > now_ns:
                 best = lane.reserve_until_ns if best is None else min(best, lane.reserve_until_ns)
         if self.settle_until_ns > now_ns and self.queue.count:
@@ -181,12 +183,12 @@ class LinkGranter:
         for lane in self._active.values():
             account = lane.account
             if account.top_rate_bytes_per_s and now_ns >= account.binds_until_ns:
-                lane.silent = True
+                lane.fell_silent(now_ns, self._lease_ns)
             if account.marks and account.marks[0].forgiven_ns <= now_ns:
                 settled = account.expire(now_ns)
                 self._totals.forgiven_bytes += settled
                 self._settle(settled)
-            if not account.marks and lane.reserve_until_ns <= now_ns:
+            if not account.marks and lane.reserve_until_ns <= now_ns and lane.silent_until_ns <= now_ns:
                 idle.append(lane)
         for lane in idle:
             del self._active[lane.session]
@@ -263,7 +265,7 @@ class LinkGranter:
         pace = self.pace_bytes_per_s(now_ns)
         left = pace
         plan: list[Share] = []
-        turn = self._turn_of_the_oldest()
+        turn = self._turn_of_the_oldest(now_ns)
         if turn is not None:
             lane = self.lanes[turn.session]
             rate = min(left, lane.ceiling_bytes_per_s or left)
@@ -273,22 +275,22 @@ class LinkGranter:
             if not queue.count:
                 continue
             if traffic is TrafficClass.SYNC:
-                left = self._plan_all_at_once(left, plan, taken)
+                left = self._plan_all_at_once(left, plan, taken, now_ns)
             else:
-                left = self._plan_one_at_a_time(traffic, left, pace, plan, taken)
+                left = self._plan_one_at_a_time(traffic, left, pace, plan, taken, now_ns)
             if left * LEAST_SHARE < pace:
                 break
         return plan
 
     def _plan_one_at_a_time(
-        self, traffic: TrafficClass, left: int, pace: int, plan: list[Share], taken: set[int]
+        self, traffic: TrafficClass, left: int, pace: int, plan: list[Share], taken: set[int], now_ns: int
     ) -> int:
         queue = self.queue.classes[traffic]
         first = queue.first()
         if first is None:
             return left
         lane = self.lanes[first.session]
-        if not lane.ceiling_bytes_per_s and not lane.silent and first.session not in taken:
+        if not lane.ceiling_bytes_per_s and now_ns >= lane.silent_until_ns and first.session not in taken:
             plan.append(Share(lane, traffic, left, _FIRST[traffic]))  # the usual case, without a walk over the others
             taken.add(first.session)
             return 0
@@ -296,7 +298,7 @@ class LinkGranter:
             if left * LEAST_SHARE < pace:
                 break
             lane = self.lanes[waiting.session]
-            if waiting.session in taken or lane.silent:
+            if waiting.session in taken or now_ns < lane.silent_until_ns:
                 continue
             rate = min(left, lane.ceiling_bytes_per_s or left)
             reason = _FIRST[traffic] if not plan else _BESIDE[traffic]
@@ -305,11 +307,11 @@ class LinkGranter:
             left -= rate
         return left
 
-    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int]) -> int:
+    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int], now_ns: int) -> int:
         queue = self.queue.classes[TrafficClass.SYNC]
         # A lane that can't have one chunk in flight is none: more members than that take turns.
         most = max(1, left * max(self._rtt_ns, self.sizes.report_ns) // NANOS // self.sizes.chunk_bytes)
-        sessions = [s for s in queue.sessions() if s not in taken and not self.lanes[s].silent]
+        sessions = [s for s in queue.sessions() if s not in taken and now_ns >= self.lanes[s].silent_until_ns]
         if len(sessions) > most:
             firsts = [waiting for session in sessions if (waiting := queue.head(session)) is not None]
             firsts.sort(key=lambda waiting: waiting.order)
@@ -322,16 +324,16 @@ class LinkGranter:
             taken.add(lane.session)
         return left - sum(shares)
 
-    def _turn_of_the_oldest(self) -> Waiting | None:
+    def _turn_of_the_oldest(self, now_ns: int) -> Waiting | None:
         """The longest waiter, when the 5 % that it is owed have become a turn."""
         turn = self._turn
         if turn is not None:
-            if turn.queued and self._turn_left_bytes > 0 and not self.lanes[turn.session].silent:
+            if turn.queued and self._turn_left_bytes > 0 and now_ns >= self.lanes[turn.session].silent_until_ns:
                 return turn
             self._turn = None
         if self._credit_bytes < self._turn_bytes:
             return None
-        oldest = self.queue.oldest(lambda session: not self.lanes[session].silent)
+        oldest = self.queue.oldest(lambda session: now_ns >= self.lanes[session].silent_until_ns)
         if oldest is None:
             return None
         self._credit_bytes = 0

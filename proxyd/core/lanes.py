@@ -43,6 +43,7 @@ class Lane:
         "_epoch_limited",
         "_epoch_ns",
         "_last_rate",
+        "_silences",
         "_slow_epochs",
         "account",
         "agent",
@@ -57,7 +58,7 @@ class Lane:
         "reserve_bytes_per_s",
         "reserve_until_ns",
         "session",
-        "silent",
+        "silent_until_ns",
     )
 
     def __init__(self, session: int, agent: AgentName) -> None:
@@ -77,8 +78,9 @@ class Lane:
         self.leaves_ns = 0
         """When its last granted byte leaves, as predicted."""
         self.reported_ns = 0
-        self.silent = False
-        """The time of its grants ran out without a word: it hangs. It gets nothing more until it reports."""
+        self.silent_until_ns = 0
+        """The time of its grants ran out without a word: it hangs. It gets nothing until it reports, or until then."""
+        self._silences = 0
         self.ended = False
         """Its session is gone: nothing more will be reported."""
         self.reserve_bytes_per_s = 0
@@ -117,7 +119,7 @@ class Lane:
         account = self.account
         left_before = account.left_bytes
         settled = account.report(report, now_ns)
-        self.silent = False
+        self.silent_until_ns = self._silences = 0
         at_host = account.at_host_bytes
         if at_host <= 0 or not self.rate_bytes_per_s:
             self.leaves_ns = now_ns
@@ -132,6 +134,12 @@ class Lane:
             self.leaves_ns = now_ns + max(0, min(leaves_in, NANOS) - control_rtt_ns // 2)
         self.reported_ns = now_ns
         return settled
+
+    def fell_silent(self, now_ns: int, lease_ns: int) -> None:
+        """The time of its grants is over and it has not said what became of them: try again later, and ever later."""
+        if now_ns >= self.silent_until_ns:
+            self.silent_until_ns = now_ns + (lease_ns << min(self._silences, 4))
+            self._silences += 1
 
     def near_end(self, now_ns: int, lead_ns: int, fresh_ns: int, harmless_bytes: int) -> bool:
         """Its last granted byte leaves within the lead time, as far as can be known (see the module's text)."""

@@ -17,10 +17,11 @@ TOML::
     delay = "300us"
     jitter = "200us"
 
-    [[agents]]                             # `count` agents named host0, host1, ..., one trainer each
+    [[agents]]                             # `count` agents named host0, host1, ...
     site = "hami"
     count = 8
     first_rank = 0
+    ranks_each = 1                         # optional: trainers at each
     memory = "256MiB"                      # optional: receive memory
 
     [[burst]]                              # each rank of `from` sends to the rank at the same place of `to`
@@ -39,6 +40,7 @@ TOML::
     rank = 0                               # of an agent's trainer
 
     [expect]                               # optional bounds
+    after_rounds = 1                       # optional: completion times count from this round on (warm connections)
     drops = 0
     failed = 0
     fct_p99_over_ideal = 1.08
@@ -76,11 +78,12 @@ STEP_NS = 50_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Agents:
-    """Agents of one site, one trainer each."""
+    """Agents of one site."""
 
     site: str
     count: int
     first_rank: int
+    ranks_each: int
     memory_bytes: int
 
 
@@ -159,10 +162,11 @@ _KEYS = {
     "": {"description", "duration", "slow_start_after_idle", "link", "control", "agents", "burst", "fault", "expect"},
     "link": {"from", "to", "capacity", "rtt", "buffer", "loss"},
     "control": {"delay", "jitter"},
-    "agents": {"site", "count", "first_rank", "memory"},
+    "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
     "burst": {"at", "from", "to", "size", "traffic", "times", "gap", "cancel", "spread"},
     "fault": {"at", "do", "rank"},
     "expect": {
+        "after_rounds",
         "drops",
         "failed",
         "delivered_least",
@@ -212,7 +216,8 @@ def _scenario(name: str, data: Mapping[str, Any]) -> Scenario:
         jitter_ns=parse_duration(control.get("jitter", "200us")),
         slow_start_after_idle=bool(data.get("slow_start_after_idle", False)),
         agents=tuple(
-            Agents(a["site"], a["count"], a["first_rank"], parse_size(a.get("memory", "1GiB"))) for a in data["agents"]
+            Agents(a["site"], a["count"], a["first_rank"], a.get("ranks_each", 1), parse_size(a.get("memory", "1GiB")))
+            for a in data["agents"]
         ),
         bursts=tuple(
             Burst(
@@ -257,7 +262,8 @@ class Run:
                     mtu_bytes=model.mtu_bytes,
                 )
                 for name, model in scenario.links.items()
-            )
+            ),
+            control_rtt_ns=2 * scenario.control_ns + scenario.jitter_ns,
         )
         self._epoch = 1
         world.start_coordinator(COORDINATOR, self._config, self._epoch)
@@ -268,8 +274,9 @@ class Run:
             for index in range(group.count):
                 name = AgentName(group.site, f"host{index}")
                 host = world.start_agent(name, (COORDINATOR,), group.memory_bytes)
-                self._agent_of[group.first_rank + index] = name
-                world.start_trainer(host, EndpointName(JOB, group.first_rank + index))
+                for rank in range(index * group.ranks_each, (index + 1) * group.ranks_each):
+                    self._agent_of[group.first_rank + rank] = name
+                    world.start_trainer(host, EndpointName(JOB, group.first_rank + rank))
         for burst in scenario.bursts:
             self._plan(burst, burst.at_ns, burst.times)
         for fault in scenario.faults:
@@ -318,18 +325,17 @@ class Run:
 
             world.clock.after(delay_ns, post)
         if times > 1:
-            self._again(burst, times - 1, sent, len(ranks))
+            self._again(burst, times - 1, sent)
 
-    def _again(self, burst: Burst, times: int, sent: list[TransferId], expected: int) -> None:
+    def _again(self, burst: Burst, times: int, sent: list[TransferId]) -> None:
         """The next round begins a gap after the last arrival of this one."""
         world = self.world
+        begun_ns = world.clock.now_ns
 
         def look() -> None:
             fates = [world.fates[transfer] for transfer in sent]
-            alive = sum(
-                world.trainers[EndpointName(JOB, rank)].alive for rank in range(burst.first[0], burst.first[1] + 1)
-            )
-            if len(sent) >= min(expected, alive) and all(fate.settled for fate in fates):
+            ended = all(fate.settled or not world.trainers[fate.envelope.source].alive for fate in fates)
+            if ended and world.clock.now_ns > begun_ns + burst.spread_ns:
                 last_ns = max((fate.landed_ns for fate in fates), default=world.clock.now_ns)
                 self._plan(burst, max(world.clock.now_ns, last_ns + burst.gap_ns), times)
             else:
@@ -360,6 +366,7 @@ class Run:
         fates = list(world.fates.values())
         links = [world.link(*name) for name in self.scenario.links]
         rounds = [[world.fates[transfer] for transfer in sent] for sent in self._rounds]
+        counted = [fate for fates in rounds[int(self.scenario.expect.get("after_rounds", 0)) :] for fate in fates]
         result = Result(
             scenario=self.scenario.name,
             seed=self.seed,
@@ -375,7 +382,7 @@ class Run:
             fallback_bytes=sum(
                 link.fallback_bytes for h in world.hosts.values() for link in h.machine.status(ended_ns).links
             ),
-            fct_ns=[fate.fct_ns for fate in fates if fate.landed_ns],
+            fct_ns=[fate.fct_ns for fate in counted if fate.landed_ns],
             cct_ns=[
                 max(fate.landed_ns for fate in fates) - min(fate.posted_ns for fate in fates)
                 for fates in rounds
