@@ -124,6 +124,7 @@ class Cluster:
     :param links: figures of each directed pair of sites; pairs that are left out get ``LinkFigures()``.
     :param wan: the emulated WAN whose hosts carry the agents; None: everything on 127.0.0.1.
     :param agent, coordinator: more keys for the ``[agent]`` and ``[coordinator]`` sections.
+    :param each_agent: the same for single agents, by ``(site, number)``; they replace any other.
     :param directory: for configurations, sockets and logs; None: a temporary one, removed at the end.
     """
 
@@ -134,6 +135,7 @@ class Cluster:
         links: Mapping[tuple[str, str], LinkFigures] | None = None,
         wan: Wan | None = None,
         agent: Mapping[str, object] | None = None,
+        each_agent: Mapping[tuple[str, int], Mapping[str, object]] | None = None,
         coordinator: Mapping[str, object] | None = None,
         log_level: str = "info",
         directory: Path | None = None,
@@ -142,6 +144,7 @@ class Cluster:
         self.links = {(a, b): LinkFigures() for a in sites for b in sites if a != b} | dict(links or {})
         self._wan = wan
         self._agent_settings = dict(agent or {})
+        self._each_agent = dict(each_agent or {})
         self._coordinator_settings = dict(coordinator or {})
         self._log_level = log_level
         self._own_directory = directory is None
@@ -306,16 +309,17 @@ class Cluster:
         name = f"{site}-{number}"
         host = None if self._wan is None else self._wan.host(site, number)
         path = str(self.directory / f"{name}.sock")
-        config = [
-            "[agent]",
-            f"site = {json.dumps(site)}",
-            f"name = {json.dumps(name)}",
-            f"socket = {json.dumps(path)}",
-            f'data_listen = "{"127.0.0.1" if host is None else host.address}:0"',
-            f"coordinators = {json.dumps([self.coordinator_socket])}",
-            f"token_file = {json.dumps(str(self.token_file))}",
-            *(f"{key} = {json.dumps(value)}" for key, value in self._agent_settings.items()),
-        ]
+        settings = {
+            "site": site,
+            "name": name,
+            "socket": path,
+            "data_listen": f"{'127.0.0.1' if host is None else host.address}:0",
+            "coordinators": [self.coordinator_socket],
+            "token_file": str(self.token_file),
+            **self._agent_settings,
+            **self._each_agent.get((site, number), {}),
+        }
+        config = ["[agent]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
         process, ready_fd, log_path, url = self._spawn("agent", name, config, host)
         return AgentMember(f"agent {name}", process, log_path, url, {}, ready_fd, site=site, name=name, socket=path)
 

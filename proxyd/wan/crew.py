@@ -12,10 +12,23 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from proxyd.wan.errors import WanError
-from proxyd.wan.topology import Host
+
+
+class Place(Protocol):
+    """Where a process can be started: a host of a WAN, or this machine."""
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start a command there."""
 
 
 @dataclass(eq=False)
@@ -54,7 +67,7 @@ class Crew:
 
     def start(
         self,
-        host: Host,
+        host: Place,
         name: str,
         argv: Sequence[str],
         *,

@@ -6,11 +6,11 @@ import time
 from array import array
 from collections.abc import Callable
 
-from proxyd.cli.demo.activity import ActivityRecorder, total_retransmits
+from proxyd.cli.demo.activity import ActivityRecorder
+from proxyd.cli.demo.net import Net
 from proxyd.cli.demo.results import Activity, Arrival, RunResult, make_result
 from proxyd.cli.demo.scenario import WARMUP_BURSTS, Mode, Scenario, open_period_ns
 from proxyd.cli.demo.traffic import DemoError, Traffic
-from proxyd.wan import Wan
 from proxyd.wan.burst import LEAD_NS
 
 BURST_TIMEOUT_S = 120.0
@@ -20,7 +20,7 @@ OnBurst = Callable[[], None]
 
 
 def measure(
-    wan: Wan,
+    net: Net,
     scenario: Scenario,
     mode: Mode,
     traffic: Traffic,
@@ -30,14 +30,14 @@ def measure(
     on_burst: OnBurst = lambda: None,
 ) -> RunResult:
     """All bursts of a mode, warm-up first. ``on_burst`` is called after each."""
-    run = _Run(wan, scenario, mode, traffic, link, warmup, on_burst)
+    run = _Run(net, scenario, mode, traffic, link, warmup, on_burst)
     return run.closed_loop() if scenario.open_load is None else run.open_loop()
 
 
 class _Run:
     def __init__(
         self,
-        wan: Wan,
+        net: Net,
         scenario: Scenario,
         mode: Mode,
         traffic: Traffic,
@@ -45,7 +45,7 @@ class _Run:
         warmup: int,
         on_burst: OnBurst,
     ) -> None:
-        self.wan = wan
+        self.net = net
         self.scenario = scenario
         self.mode = mode
         self.traffic = traffic
@@ -57,15 +57,15 @@ class _Run:
         self.arrivals: list[list[Arrival]] = [[] for _ in range(self.total)]
         self.pids = traffic.pids()
         self.drops_before = self.drops_warm = self.drops()
-        self.retransmits_warm = total_retransmits(self.pids)
+        self.retransmits_warm = self.net.retransmits(self.pids)
 
     def drops(self) -> int:
-        return self.wan.counters()["->".join(self.link)].dropped_packets
+        return self.net.drops(*self.link)
 
     def warm(self) -> None:
         """The warm-up is over: what is counted from here on counts."""
         self.drops_warm = self.drops()
-        self.retransmits_warm = total_retransmits(self.pids)
+        self.retransmits_warm = self.net.retransmits(self.pids)
 
     def closed_loop(self) -> RunResult:
         """The next burst is due ``gap_ns`` after the last arrival."""
@@ -75,7 +75,7 @@ class _Run:
             if number == self.warmup:
                 self.warm()
             if number == self.total - 1:
-                recorder = ActivityRecorder(self.pids)
+                recorder = ActivityRecorder(self.pids) if self.net.kind == "netns" else None
             self.due_ns.append(due_ns)
             self.traffic.order(number, due_ns)
             while len(self.arrivals[number]) < self.scenario.senders:
@@ -117,7 +117,7 @@ class _Run:
     def result(self, activity: Activity | None) -> RunResult:
         """Everything has arrived."""
         drops = (self.drops_before, self.drops_warm, self.drops())
-        retransmits = total_retransmits(self.pids) - self.retransmits_warm
+        retransmits = self.net.retransmits(self.pids) - self.retransmits_warm
         counters = self.traffic.finish(self.total)
         result = make_result(
             self.scenario,
@@ -131,7 +131,7 @@ class _Run:
         result.counters = counters
         trace = result.trace
         trace.activity = activity
-        times, queue = self.wan.queue_samples(*self.link)
+        times, queue = self.net.queue(*self.link)
         kept = [pair for pair in zip(times, queue, strict=True) if pair[0] >= trace.due_ns[0]]
         trace.queue_times_ns = array("q", (time_ns for time_ns, _ in kept))
         trace.queue_bytes = array("q", (queue_bytes for _, queue_bytes in kept))

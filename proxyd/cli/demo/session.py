@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from proxyd.cli.demo.measure import measure
+from proxyd.cli.demo.net import LoopbackNet, Net, NetnsNet, may_use
 from proxyd.cli.demo.results import RunResult, ratios
 from proxyd.cli.demo.scenario import (
     WARMUP_BURSTS,
@@ -23,8 +24,8 @@ from proxyd.cli.demo.scenario import (
     idle_restart_modes,
     main_modes,
 )
-from proxyd.cli.demo.traffic import DemoError, PlainTraffic, ProxydTraffic, Traffic, start_cluster
-from proxyd.wan import Wan
+from proxyd.cli.demo.traffic import DemoError, PlainTraffic, ProxydTraffic, Traffic
+from proxyd.wan import available
 
 FORWARD, BACK = ("a", "b"), ("b", "a")
 BURSTS, QUICK_BURSTS, EXTRA_BURSTS, IDLE_RESTART_BURSTS = 24, 4, 6, 4
@@ -69,29 +70,43 @@ class Session:
 
     def __init__(self, console: Console, *, quick: bool, full: bool) -> None:
         self.console = console
-        self.kind = "netns"
         self.scenario = Scenario()
-        bursts = QUICK_BURSTS if quick else BURSTS
-        self.modes = main_modes(bursts)
-        if not quick:
+        self.modes = main_modes(QUICK_BURSTS if quick else BURSTS)
+        self.extras: list[Scenario] = []
+        reason = available()
+        self.kind = "netns" if reason is None else "loopback"
+        if reason is not None:
+            self.fall_back(reason)
+        elif not quick:
             self.modes += idle_restart_modes(BURSTS if full else IDLE_RESTART_BURSTS)
-        self.extras = extra_scenarios(self.scenario) if full else []
+            self.extras = extra_scenarios(self.scenario) if full else []
         self.results: list[RunResult] = []
         self.extra_results: list[tuple[Scenario, list[RunResult]]] = []
+
+    def fall_back(self, reason: str) -> None:
+        """Say why there is no emulated WAN, and go on without what makes no sense without one."""
+        self.console.print(
+            f"proxyd demo: no emulated WAN here ({reason}); running on loopback behind a userspace bottleneck.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        self.modes = [
+            mode for mode in self.modes if mode.congestion_control is None or may_use(mode.congestion_control)
+        ]
 
     def run(self) -> None:
         """Measure everything. Raises DemoError, WanError, ClusterError."""
         warm = [(mode.bursts + WARMUP_BURSTS) for mode in self.modes]
         extra = len(self.extras) * 3 * (EXTRA_BURSTS + WARMUP_BURSTS)
         with Watcher(self.console, sum(warm) + extra) as watcher:
-            self.results = run_scenario(self.scenario, self.modes, watcher)
+            self.results = run_scenario(self.scenario, self.modes, watcher, self.kind)
             for scenario in self.extras:
                 results = run_scenario(scenario, main_modes(EXTRA_BURSTS), watcher)
                 self.extra_results.append((scenario, results))
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
-        report = scenario_json(self.scenario, self.results)
+        report = scenario_json(self.scenario, self.results, self.kind)
         if self.extra_results:
             report["extras"] = [scenario_json(scenario, results) for scenario, results in self.extra_results]
         return report
@@ -125,45 +140,39 @@ def scenario_json(scenario: Scenario, results: Sequence[RunResult], kind: str = 
     }
 
 
-def run_scenario(scenario: Scenario, modes: Sequence[Mode], watcher: Watcher) -> list[RunResult]:
-    """All modes over one emulated WAN: first plain TCP, then the daemons are started for proxyd."""
+def run_scenario(scenario: Scenario, modes: Sequence[Mode], watcher: Watcher, kind: str = "netns") -> list[RunResult]:
+    """All modes over one network, one after another. The daemons only live while proxyd's own mode runs."""
     results: list[RunResult] = []
-    with Wan(
-        scenario.sites,
-        scenario.links(),
-        mtu=scenario.mtu,
-        slow_start_after_idle=False,
-        tcp_buffer_max_bytes=scenario.tcp_buffer_max_bytes,
-    ) as wan:
+    with NetnsNet(scenario) if kind == "netns" else LoopbackNet(scenario) as net:
         for mode in modes:
             prefix = "" if scenario.name == "default" else f"{scenario.name}: "
             watcher.begin(f"{prefix}{mode.label}")
-            wan.set_slow_start_after_idle(mode.slow_start_after_idle)
-            results.append(run_mode(wan, scenario, mode, watcher.burst))
+            net.slow_start_after_idle(mode.slow_start_after_idle)
+            results.append(run_mode(net, scenario, mode, watcher.burst))
     return results
 
 
-def run_mode(wan: Wan, scenario: Scenario, mode: Mode, on_burst: Callable[[], None]) -> RunResult:
+def run_mode(net: Net, scenario: Scenario, mode: Mode, on_burst: Callable[[], None]) -> RunResult:
     """One mode, in both directions if the scenario says so."""
     with ExitStack() as ending:
-        make = traffic_maker(wan, scenario, mode, ending)
+        make = traffic_maker(net, scenario, mode, ending)
         forward = make(FORWARD)
         if not scenario.both_directions:
-            return measure(wan, scenario, mode, forward, on_burst=on_burst)
+            return measure(net, scenario, mode, forward, on_burst=on_burst)
         back = make(BACK)
-        return _both_ways(wan, scenario, mode, forward, back, on_burst)
+        return _both_ways(net, scenario, mode, forward, back, on_burst)
 
 
-def traffic_maker(wan: Wan, scenario: Scenario, mode: Mode, ending: ExitStack) -> Callable[[tuple[str, str]], Traffic]:
+def traffic_maker(net: Net, scenario: Scenario, mode: Mode, ending: ExitStack) -> Callable[[tuple[str, str]], Traffic]:
     """How to make the mode's traffic of one direction; ``ending`` takes care of its end."""
     if mode.congestion_control is not None:
-        return lambda sites: ending.enter_context(PlainTraffic(wan, scenario, mode, sites))
-    cluster = start_cluster(wan, scenario, ending)
-    return lambda sites: ending.enter_context(ProxydTraffic(wan, scenario, cluster, sites))
+        return lambda sites: ending.enter_context(PlainTraffic(net, scenario, mode, sites))
+    cluster = net.cluster(ending)
+    return lambda sites: ending.enter_context(ProxydTraffic(net, scenario, cluster, sites))
 
 
 def _both_ways(
-    wan: Wan, scenario: Scenario, mode: Mode, forward: Traffic, back: Traffic, on_burst: Callable[[], None]
+    net: Net, scenario: Scenario, mode: Mode, forward: Traffic, back: Traffic, on_burst: Callable[[], None]
 ) -> RunResult:
     """Each direction runs its own closed loop; the figures are of both together, drops and queue of the first."""
     found: list[RunResult] = []
@@ -171,14 +180,14 @@ def _both_ways(
 
     def other_way() -> None:
         try:
-            found.append(measure(wan, scenario, mode, back, link=BACK))
+            found.append(measure(net, scenario, mode, back, link=BACK))
         except (DemoError, OSError) as error:
             failed.append(error)
 
     thread = threading.Thread(target=other_way, name="demo-back")
     thread.start()
     try:
-        result = measure(wan, scenario, mode, forward, on_burst=on_burst)
+        result = measure(net, scenario, mode, forward, on_burst=on_burst)
     finally:
         thread.join()
     if failed:

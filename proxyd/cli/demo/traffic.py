@@ -10,22 +10,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from proxyd.cli.cluster import Cluster, LinkFigures
+import proxyd.wan
+from proxyd.cli.cluster import Cluster
+from proxyd.cli.cluster import Member as Daemon
 from proxyd.cli.demo.counters import Counters, read_counters
+from proxyd.cli.demo.net import Net
 from proxyd.cli.demo.results import Arrival
 from proxyd.cli.demo.scenario import Mode, Scenario
 from proxyd.core.errors import ProxydError
-from proxyd.wan import Wan
-from proxyd.wan.burst import Burst
 from proxyd.wan.crew import Crew, Member
 from proxyd.wan.topology import module_environment
 
 READY_TIMEOUT_S = 60.0
 JOB = "demo"
+PLAIN_PORT = 5201
+PLAIN_WORKER = str(Path(proxyd.wan.__file__).with_name("_worker.py"))
 
 
 class DemoError(ProxydError):
@@ -42,30 +44,36 @@ class Traffic(Protocol):
         """The next transfer that is complete. Raises if a process ended or nothing arrives in time."""
 
     def pids(self) -> list[int]:
-        """The senders' processes, in order; each lives in its host's network namespace."""
+        """The senders' processes, in order; on the emulated WAN each lives in its host's network namespace."""
 
     def finish(self, bursts: int) -> dict[str, Any] | None:
         """After the last arrival: proof, by counters, of how the bytes of all bursts went; None if there is none."""
 
 
 class PlainTraffic:
-    """Persistent TCP connections, everybody at once."""
+    """Persistent TCP connections, everybody at once; one receiving process per receiving host."""
 
-    def __init__(self, wan: Wan, scenario: Scenario, mode: Mode, sites: tuple[str, str]) -> None:
-        assert mode.congestion_control is not None
+    def __init__(self, net: Net, scenario: Scenario, mode: Mode, sites: tuple[str, str]) -> None:
+        assert mode.congestion_control is not None, "a plain mode names its congestion control"
+        src, dst = sites
+        self._tensor_bytes = scenario.tensor_bytes
         self._crew = Crew()
         try:
-            self._burst = Burst(
-                wan,
-                self._crew,
-                senders=scenario.senders,
-                tensor_bytes=scenario.tensor_bytes,
-                congestion_control=mode.congestion_control,
-                sites=sites,
-            )
+            address = net.listen_address(dst, 0)
+            self._start(net, dst, 0, "receive", PLAIN_PORT)
+            self._crew.gather("listening", 1, READY_TIMEOUT_S)
+            self._senders = [self._start(net, src, number, "send", number) for number in range(scenario.senders)]
+            target, port = net.path_to(src, dst, address, PLAIN_PORT)
+            for sender in self._senders:
+                sender.command(op="connect", address=target, port=port, congestion=mode.congestion_control)
+            self._crew.gather("connected", len(self._senders), READY_TIMEOUT_S)
         except BaseException:
             self._crew.close()
             raise
+
+    def _start(self, net: Net, site: str, host: int, role: str, argument: int) -> Member:
+        argv = [sys.executable, "-I", "-S", PLAIN_WORKER, role, str(argument)]
+        return self._crew.start(net.place(site, host), f"plain {role} on {site}-{host}", argv)
 
     def __enter__(self) -> Self:
         return self
@@ -74,15 +82,15 @@ class PlainTraffic:
         self._crew.close()
 
     def order(self, number: int, due_ns: int) -> None:
-        for sender in range(len(self._burst.senders)):
-            self._burst.send(sender, number, due_ns)
+        for sender in self._senders:
+            sender.command(op="send", sequence=number, bytes=self._tensor_bytes, at_ns=due_ns)
 
     def next_arrival(self, timeout_s: float) -> Arrival:
         _, event = self._crew.gather("received", 1, timeout_s)[0]
         return Arrival(event["sender"], event["sequence"], event["last_ns"])
 
     def pids(self) -> list[int]:
-        return [member.process.pid for member in self._burst.senders]
+        return [member.process.pid for member in self._senders]
 
     def finish(self, bursts: int) -> dict[str, Any] | None:
         return None
@@ -91,28 +99,23 @@ class PlainTraffic:
 class ProxydTraffic:
     """One trainer per sending host, one process for all receivers, each at the agent of its host."""
 
-    def __init__(self, wan: Wan, scenario: Scenario, cluster: Cluster, sites: tuple[str, str]) -> None:
+    def __init__(self, net: Net, scenario: Scenario, cluster: Cluster, sites: tuple[str, str]) -> None:
         self._scenario = scenario
         self._cluster = cluster
         self._src, self._dst = sites
         self._crew = Crew()
-        self._arrived: list[Arrival] = []
         self._digests: dict[tuple[int, int], str] = {}
-        self.lag_ns_max = 0
-        """The longest time between a burst's due time and the return of an ``isend``."""
         try:
-            receiver = self._start(wan, self._dst, 0, "receive", {})
-            self._await_ready([receiver])
-            self._senders = [
-                self._start(wan, self._src, rank, "send", {"rank": rank}) for rank in range(scenario.senders)
-            ]
-            self._await_ready(self._senders)
+            # Together: on two cores most of the start is Python's imports.
+            receiver = self._start(net, self._dst, 0, "receive", {})
+            self._senders = [self._start(net, self._src, n, "send", {"rank": n}) for n in range(scenario.senders)]
+            self._await_ready([receiver, *self._senders])
             self._before = self._counters()
         except BaseException:
             self._crew.close()
             raise
 
-    def _start(self, wan: Wan, site: str, host: int, role: str, more: dict[str, Any]) -> Member:
+    def _start(self, net: Net, site: str, host: int, role: str, more: dict[str, Any]) -> Member:
         args = {
             "socket": self._cluster.agent(site, host).socket,
             "job": f"{JOB}-{self._src}-{self._dst}",
@@ -121,16 +124,15 @@ class ProxydTraffic:
             **more,
         }
         argv = [sys.executable, "-m", "proxyd.cli.burst_worker", role, json.dumps(args)]
-        name = f"{role}r on {site}-{host}"
-        return self._crew.start(wan.host(site, host), name, argv, env=module_environment())
+        return self._crew.start(
+            net.place(site, host), f"trainer ({role}) on {site}-{host}", argv, env=module_environment()
+        )
 
     def _await_ready(self, members: list[Member]) -> None:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         waiting = len(members)
         while waiting:
-            _, event = self._crew.next_event(deadline_s - time.monotonic())
-            self._refuse_failure(event)
-            waiting -= event["event"] == "ready"
+            waiting -= self._next_event(deadline_s)["event"] == "ready"
 
     def __enter__(self) -> Self:
         return self
@@ -150,8 +152,10 @@ class ProxydTraffic:
                 return Arrival(event["sender"], event["number"], event["end_ns"])
 
     def _next_event(self, deadline_s: float) -> dict[str, Any]:
-        _, event = self._crew.next_event(deadline_s - time.monotonic())
-        self._refuse_failure(event)
+        _, event = self._crew.next_event(max(0.0, deadline_s - time.monotonic()))
+        if event["event"] == "failed":
+            words = "; ".join(f"{daemon.label}: {line}" for daemon in self._cluster.members for line in tail(daemon))
+            raise DemoError(f"a trainer failed: {event['error']}", why=f"last words of the daemons: {words}")
         if event["event"] in ("sent", "received"):
             key = (event["sender"], event["number"])
             # Whichever comes second finds the first.
@@ -162,15 +166,9 @@ class ProxydTraffic:
                 raise DemoError(
                     f"rank {key[0]}'s message of burst {key[1]} arrived with other content than it was sent with",
                     why=f"digests {other} and {event['digest']}",
-                    next_step="This must never happen: please report it, with the logs",
+                    next_step="This must never happen: please report it, with the daemons' logs",
                 )
         return event
-
-    def _refuse_failure(self, event: dict[str, Any]) -> None:
-        if event["event"] != "failed":
-            return
-        words = "\n".join(f"  {member.label}: {line}" for member in self._cluster.members for line in tail(member))
-        raise DemoError(f"a trainer failed: {event['error']}", why=f"the last words of the daemons:\n{words}")
 
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._senders]
@@ -198,18 +196,6 @@ class ProxydTraffic:
         return read_counters(self._cluster, self._src, self._dst)
 
 
-def tail(member: Any, lines: int = 3) -> list[str]:
+def tail(daemon: Daemon, lines: int = 3) -> list[str]:
     """The last lines of a daemon's log that say something."""
-    return [line for line in member.last_words().splitlines() if line.strip()][-lines:]
-
-
-def start_cluster(wan: Wan, scenario: Scenario, ending: ExitStack, directory: Path | None = None) -> Cluster:
-    """Coordinator and agents on the hosts, told the truth about the links."""
-    figures = LinkFigures(
-        capacity=f"{scenario.rate_bytes_per_s * 8}bit",
-        rtt=f"{scenario.rtt_ns}ns",
-        buffer=f"{scenario.buffer_bytes}B",
-        mtu=scenario.mtu,
-    )
-    links = dict.fromkeys(scenario.links(), figures)
-    return ending.enter_context(Cluster(scenario.sites, links=links, wan=wan, directory=directory))
+    return [line for line in daemon.last_words().splitlines() if line.strip()][-lines:]
