@@ -26,6 +26,8 @@ from proxyd_client.buffers import Bytes, view_of
 
 _MADV_POPULATE_WRITE = 23
 _PREFAULT_STEP_BYTES = 8 << 20
+LARGE_BYTES = 64 << 20
+"""Messages above it are taken out of the resident set piece by piece, as they are copied."""
 PREFAULT_LIMIT_BYTES = 64 << 20
 """How much of the first send arena is touched ahead: what a burst needs, not what a long run might."""
 
@@ -103,8 +105,8 @@ class Mapping:
         # What the trainer only reads is mapped so: a stray write through a view must not reach the agent's memory.
         writable = kind is ArenaKind.SEND
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        area = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
-        self.bytes: Bytes = np.frombuffer(area, np.uint8)
+        self._area = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
+        self.bytes: Bytes = np.frombuffer(self._area, np.uint8)
         header = read_header(view_of(self.bytes), size_bytes)
         # A PEER arena is another client's SEND arena, and says so.
         if header.kind not in (kind, ArenaKind.SEND if kind is ArenaKind.PEER else kind):
@@ -118,6 +120,16 @@ class Mapping:
         if offset < PAGE_BYTES or nbytes < 0 or offset + nbytes > self.size_bytes:
             raise WireError(f"block {offset}+{nbytes} lies outside arena {self.arena} of {self.size_bytes} bytes")
         return self.bytes[offset : offset + nbytes]
+
+    def forget_pages(self, offset: int, nbytes: int) -> None:
+        """Take whole pages within a range out of this process's resident set; their contents stay where they are.
+
+        A process that copies a message out of shared memory would otherwise be counted twice its size.
+        """
+        start = page_round_up(offset)
+        length = offset + nbytes - start
+        if length >= PAGE_BYTES:
+            self._area.madvise(mmap.MADV_DONTNEED, start, length - length % PAGE_BYTES)
 
     def prefault(self, stop_requested: Callable[[], bool]) -> None:
         """Touch the first pages ahead of use, in steps, without the GIL. Best effort: an old kernel just refuses."""

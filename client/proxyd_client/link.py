@@ -127,18 +127,23 @@ class Link:
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float | None) -> None:
-        """Wait until something can be read, queued bytes can be written, :meth:`wake` was called, or time is up."""
+    def poll(self, timeout_s: float | None) -> bool:
+        """Wait until something can be read, queued bytes can be written, or :meth:`wake` was called.
+
+        False: none of it within ``timeout_s``.
+        """
         wants_writes = bool(self._out)
         if wants_writes != self._polling_writes:
             self._polling_writes = wants_writes
             self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if wants_writes else 0))
-        for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+        for fd, _ in ready:
             if fd == self._wake_fd:
                 try:
                     os.eventfd_read(fd)
                 except BlockingIOError:
                     pass
+        return bool(ready)
 
     def wake(self) -> None:
         """Make a :meth:`poll` in another thread return."""

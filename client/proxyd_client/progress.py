@@ -20,6 +20,7 @@ from collections.abc import Callable
 from proxyd_client.link import Link
 
 STAND_BACK_S = 0.005
+IDLE_S = 1.0
 _STAND_BACK_NS = int(STAND_BACK_S * 1e9)
 
 
@@ -34,15 +35,20 @@ class Progress:
 
     :param link: what is polled.
     :param pump: reads and dispatches without waiting; called with :attr:`lock` held.
+    :param idle: called with the lock held when nothing has happened for IDLE_S.
     :param work: work that is due and nobody waits for (copies of posted receives): called by the background thread with
         the lock held, may let go of it in between; returns whether it did something.
     """
 
-    def __init__(self, link: Link, pump: Callable[[], None], work: Callable[[], bool]) -> None:
+    def __init__(
+        self, link: Link, pump: Callable[[], None], work: Callable[[], bool], idle: Callable[[], None]
+    ) -> None:
         self.lock = threading.Lock()
         self._link = link
         self._pump = pump
         self._work = work
+        self._idle = idle
+        self._idle_is_due = True
         self._changed = threading.Condition(self.lock)
         self._background_turn = threading.Condition(self.lock)
         self._local = threading.Condition(self.lock)
@@ -126,10 +132,11 @@ class Progress:
 
     def _drive(self, driver: _Driver, timeout_s: float | None) -> None:
         """One turn: poll without the lock, read and dispatch with it."""
+        happened = True
         self._driver = driver
         self.lock.release()
         try:
-            self._link.poll(timeout_s)
+            happened = self._link.poll(timeout_s)
         finally:
             self.lock.acquire()
             self._driver = _Driver.NOBODY
@@ -138,6 +145,12 @@ class Progress:
         if self._ended:
             self._changed.notify_all()
             return
+        if not happened:
+            if driver is _Driver.BACKGROUND:
+                self._idle_is_due = False
+                self._idle()
+            return
+        self._idle_is_due = True
         self._pump()
         if self._waiters > (driver is _Driver.WAITER):
             self._changed.notify_all()
@@ -166,4 +179,4 @@ class Progress:
                 if idle_ns < _STAND_BACK_NS:
                     self._background_turn.wait((_STAND_BACK_NS - idle_ns) / 1e9)
                     continue
-                self._drive(_Driver.BACKGROUND, None)
+                self._drive(_Driver.BACKGROUND, IDLE_S if self._idle_is_due else None)

@@ -30,7 +30,7 @@ from proxyd.wire.client import (
 )
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TransferId
-from proxyd_client.arena import Mapping
+from proxyd_client.arena import LARGE_BYTES, Mapping
 from proxyd_client.buffers import Bytes, Payload, misfit, view_of
 from proxyd_client.core import SessionCore
 from proxyd_client.errors import (
@@ -339,6 +339,11 @@ class Receiver:
                 return True
         return False
 
+    def trim(self) -> None:
+        """Nothing has happened for a while: what messages left in the resident set goes (views fault it in again)."""
+        for mapping in self._arenas.values():
+            mapping.forget_pages(0, mapping.size_bytes)
+
     def _place(self, incoming: Incoming, arena: int, offset: int) -> None:
         mapping = self._arenas.get(arena)
         if mapping is None:
@@ -398,6 +403,8 @@ class Receiver:
         self.core.lock.release()
         try:
             np.copyto(into.data[start:end], source[start:end])
+            if incoming.arena and incoming.envelope.nbytes > LARGE_BYTES:
+                self._arenas[incoming.arena].forget_pages(incoming.offset + start, end - start)
         finally:
             self.core.lock.acquire()
             receive.copying = False

@@ -32,7 +32,7 @@ from proxyd.wire.client import (
     SendState,
 )
 from proxyd.wire.envelope import Envelope
-from proxyd_client.arena import Mapping, SendArenas, SendBlock
+from proxyd_client.arena import LARGE_BYTES, Mapping, SendArenas, SendBlock
 from proxyd_client.buffers import Payload, view_of
 from proxyd_client.core import SessionCore
 from proxyd_client.errors import ConfigError, ProxydError, TransferTimeout, class_of_code, next_step_of_code
@@ -205,8 +205,10 @@ class Sender:
             while filled < payload.nbytes and not send.ended:
                 end = min(filled + FILL_CHUNK_BYTES, payload.nbytes)
                 np.copyto(block.data[filled:end], payload.data[filled:end])
+                self.core.link.send(SendFilled(send.sequence, end))
+                if payload.nbytes > LARGE_BYTES:
+                    block.mapping.forget_pages(block.offset + filled, end - filled)
                 filled = end
-                self.core.link.send(SendFilled(send.sequence, filled))
         finally:
             with self.core.lock:
                 send.copying = False

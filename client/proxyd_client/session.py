@@ -57,7 +57,7 @@ class Session:
         self.address = address
         self.welcome = welcome
         link = Link(sock, decoder, fds, shared_memory=address.shared_memory)
-        progress = Progress(link, self._pump, self._work)
+        progress = Progress(link, self._pump, self._work, self._idle)
         self.core = SessionCore(address, identity, welcome, link, progress)
         self.sender = Sender(self.core)
         self.receiver = Receiver(self.core)
@@ -153,6 +153,9 @@ class Session:
 
     def _work(self) -> bool:
         return self.receiver.work()
+
+    def _idle(self) -> None:
+        self.receiver.trim()
 
     def _dispatch(self, frame: Frame, fd: int | None) -> None:
         match frame:

@@ -356,3 +356,34 @@ def test_wrong_arguments_are_refused_before_a_byte_leaves(
         call(pair[0])
     pair[0].link_state(1)
     assert {type(frame) for _, frame in agent.frames} == {wire.LinkStateWanted}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Rss:"))
+
+
+def test_a_large_receive_is_not_counted_twice(start_agent: Callable[..., FakeAgent], connect: Connect) -> None:
+    """The trainer holds the tensor; the arena that it came through is not counted on top of it."""
+    nbytes = 160 * MIB
+    agent = start_agent(send_arena_bytes=200 * MIB, memory_limit_bytes=1 << 30, hand_over=True)
+    sender, receiver = connect(agent, 0), connect(agent, 1)
+    x, out = np.full(nbytes, 1, np.uint8), np.full(nbytes, 9, np.uint8)  # touched
+    before = _resident_bytes()
+    handle = sender.isend(x, 1)
+    assert receiver.recv_into(out, 0, timeout_s=60) == nbytes
+    after = _resident_bytes()
+    handle.wait(20)
+    assert (out == 1).all()
+    # Handed over: only sender and receiver have touched the message. What remains is what was prefaulted.
+    assert after - before < 96 * MIB
+
+
+def test_an_idle_endpoint_lets_go_of_what_messages_left(pair: tuple[Endpoint, Endpoint]) -> None:
+    sender, receiver = pair
+    sender.isend(np.full(MIB, 7, np.uint8), 1)
+    kept = receiver.recv(0, timeout_s=20)
+    trimmed = receiver._session.receiver
+    with receiver._session.core.lock:
+        trimmed.trim()
+    assert (kept.array == 7).all()

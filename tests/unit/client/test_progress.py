@@ -77,9 +77,9 @@ def test_a_waiter_that_drives_is_woken_when_another_thread_ends_its_copy(
     progress = receiver._session.core.progress
     poll = progress._link.poll
 
-    def tell_and_poll(timeout_s: float | None) -> None:
+    def tell_and_poll(timeout_s: float | None) -> bool:
         waiting.set()
-        poll(timeout_s)
+        return poll(timeout_s)
 
     monkeypatch.setattr(progress._link, "poll", tell_and_poll)
     started = time.monotonic()
