@@ -16,7 +16,7 @@ import dataclasses
 
 from proxyd.core import events as ev
 from proxyd.core.agent_config import AgentConfig
-from proxyd.core.directory import AgentDirectory
+from proxyd.core.directory import AgentDirectory, Changes
 from proxyd.core.effects import (
     AgentEffect,
     Chunk,
@@ -36,7 +36,6 @@ from proxyd.core.messages import (
     EndpointDown,
     EndpointUp,
     Grant,
-    LinkInfo,
     Queued,
     Welcome,
 )
@@ -241,6 +240,7 @@ class AgentMachine:
                 self._coordinator_said(event, now_ns)
             case ev.CoordinatorLost():
                 sender.asking.session_lost(event.address, event.reason)
+                self._apply(self._directory.session_lost(sender.asking.alive()), now_ns)
             case ev.Stopping():
                 self._stopping(event, now_ns)
 
@@ -291,9 +291,8 @@ class AgentMachine:
             else:
                 text = f"{out.envelope.describe()}: the sending process is gone: {reason}"
                 self.sender.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
-        for address, session in self.sender.asking.sessions.items():
-            if session.alive:
-                self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
+        for address in sorted(self.sender.asking.alive()):
+            self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
         self._directory_changed("", Directory((), ((endpoint, incarnation, reason),), full=False), now_ns)
 
     def _tick_orphans(self, now_ns: int) -> None:
@@ -353,12 +352,12 @@ class AgentMachine:
         self.sender.asking.heard(event.address, now_ns)
         match event.message:
             case Grant():
-                self.sender.asking.granted(event.message, now_ns)
+                self.sender.asking.granted(event.address, event.message, now_ns)
             case Queued():
                 self.sender.asking.queued(event.message, now_ns)
             case Denied():
                 out = self.sender.transfers.get(event.message.transfer)
-                if out is not None:
+                if out is not None and self.sender.asking.asks(out, event.address):
                     text = f"{out.envelope.describe()}: denied by coordinator {event.address}: {event.message.reason}"
                     self.sender.cancel(out, ErrorCode.REFUSED, text, now_ns)
             case Beat():
@@ -372,11 +371,8 @@ class AgentMachine:
         for link, rate_bytes_per_s in beat.fallback:
             self.sender.asking.set_fallback(address, link, rate_bytes_per_s)
         for info in beat.links:
-            self._update_link(info)
-
-    def _update_link(self, info: LinkInfo) -> None:
-        if info.link.src_site == self.config.agent.site:
-            self.sender.asking.update_link(info)
+            if info.link.src_site == self.config.agent.site:
+                self.sender.asking.update_link(address, info)
 
     def _directory_changed(
         self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False
@@ -387,12 +383,15 @@ class AgentMachine:
             gone = tuple(item for item in message.gone if item[0] not in self._clients)
             entries = tuple(e for e in message.entries if e not in own and e.endpoint not in self._clients)
             message = Directory(entries, gone, message.full)
-        changes = self._directory.update(address, message)
+        alive = self.sender.asking.alive()
+        changes = self._directory.update(address, message, alive)
         if tell_coordinators:
-            for entry in changes.came:
-                for name, session in self.sender.asking.sessions.items():
-                    if session.alive:
-                        self._effects.append(ToCoordinator(name, EndpointUp(entry.endpoint, entry.incarnation)))
+            ups = (EndpointUp(entry.endpoint, entry.incarnation) for entry in changes.came)
+            self._effects += [ToCoordinator(name, up) for up in ups for name in sorted(alive)]
+        self._apply(changes, now_ns)
+
+    def _apply(self, changes: Changes, now_ns: int) -> None:
+        """The directory has changed: tell trainers, dial, offer what waited, fail what can't arrive any more."""
         locals_ = sorted(self._clients, key=lambda e: (e.job, e.rank))
         for gone_entry in changes.gone:
             endpoint = gone_entry.entry.endpoint

@@ -9,7 +9,7 @@ the link), most urgent class first; an agent that was never handed a rate fails 
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 from proxyd.core.agent_config import AgentConfig
@@ -61,11 +61,15 @@ class Session:
     address: str
     welcome: Welcome
     alive: bool
-    reason: str = ""
+    heard_ns: int
 
 
 def _channel(envelope: Envelope) -> Channel:
     return (envelope.job, envelope.src_rank, envelope.dst_rank, envelope.group, envelope.tag)
+
+
+def _info(session: Session, link: LinkName) -> LinkInfo | None:
+    return next((info for info in session.welcome.links if info.link == link), None)
 
 
 class Asking:
@@ -84,8 +88,11 @@ class Asking:
         self.peers = peers
         self.effects = effects
         self.links: dict[LinkName, LinkBook] = {}
-        self.sessions: OrderedDict[str, Session] = OrderedDict()
+        self.sessions: dict[str, Session] = {}
+        """By address; one that was lost stays here, with what it owned."""
         self._cancel = cancel
+        self._lost: dict[str, str] = {}
+        """Why a coordinator's session ended, or never stood."""
         self._announced: dict[Channel, deque[int]] = {}
         self._next_announcement = 1
 
@@ -95,54 +102,88 @@ class Asking:
         book = self.links.get(link)
         if book is None:
             book = self.links[link] = LinkBook(link)
-            session = self._owner(link)
+            session = self.owner(link)
             if session is not None:
-                # Not heard yet, in the sense of its beats: a link that nobody used has no silence to count from.
-                info = next((i for i in session.welcome.links if i.link == link), None)
-                book.begin_session(session.address, session.welcome.epoch, info, 0)
+                book.begin_session(session.address, session.welcome.epoch, _info(session, link), session.heard_ns)
         return book
 
-    def _owner(self, link: LinkName) -> Session | None:
-        for session in self.sessions.values():
-            if session.alive and owns_link(session.welcome.owns, link):
+    def owner(self, link: LinkName) -> Session | None:
+        """Whose link it is: the first configured coordinator that ever said so, whether it lives or not.
+
+        While a dead owner is replaced its link runs at the fallback rate. Another coordinator whose ``owns`` covers the
+        link too does not step in: agents that still reach the owner would fill the link under its grants, and those
+        that don't would fill it once more.
+        """
+        for address in self.config.coordinators:
+            session = self.sessions.get(address)
+            if session is not None and owns_link(session.welcome.owns, link):
                 return session
         return None
 
+    def asks(self, out: Outgoing, address: str) -> bool:
+        """Whether this coordinator is the one that a transfer has to ask."""
+        return out.link is not None and self.book(out.link).coordinator == address
+
+    def alive(self) -> frozenset[str]:
+        """Addresses of the coordinators whose session stands."""
+        return frozenset(address for address, session in self.sessions.items() if session.alive)
+
     def session_began(self, address: str, welcome: Welcome, now_ns: int) -> None:
         """A control session stands: take its links over, ask again for all that waits on them."""
-        self.sessions[address] = Session(address, welcome, alive=True)
-        infos = {info.link: info for info in welcome.links}
-        for link in infos:
-            self.book(link)
+        self.sessions[address] = Session(address, welcome, alive=True, heard_ns=now_ns)
+        for info in welcome.links:
+            self.book(info.link)
         for book in self.links.values():
-            owner = self._owner(book.link)
-            if owner is None or owner.address != address:
-                continue
-            for held in book.begin_session(address, welcome.epoch, infos.get(book.link), now_ns):
-                if (out := self.transfers.get(held.transfer)) is not None:
-                    self._returned(out, held)
-            for out in self.transfers.values():
-                if out.link == book.link and not out.free:
-                    out.session_base_bytes = out.granted_bytes
-                    if out.state in (SendState.QUEUED, SendState.SENDING):
-                        self.request(out)
+            owner = self.owner(book.link)
+            present = None if owner is None else owner.address
+            if present == address or present != book.coordinator:
+                self._move(book, owner)
+
+    def _move(self, book: LinkBook, owner: Session | None) -> None:
+        """A link is in the hands of a new session, or of nobody: old grants are void, what waits asks anew."""
+        before = book.coordinator
+        waiting = [out for out in self.transfers.values() if out.link == book.link and not out.free]
+        if before is not None and (owner is None or before != owner.address):
+            # It would go on granting to what waits there. Its account of this agent settles by itself, as for an agent
+            # that fell silent.
+            for out in waiting:
+                if out.requested:
+                    cancel = CancelRequest(out.transfer, "its link has another owner now")
+                    self.effects.append(ToCoordinator(before, cancel))
+        if owner is None:
+            dropped = book.begin_session(None, 0, None, 0)
+        else:
+            info = _info(owner, book.link)
+            dropped = book.begin_session(owner.address, owner.welcome.epoch, info, owner.heard_ns)
+        for held in dropped:
+            if (holder := self.transfers.get(held.transfer)) is not None:
+                self._returned(holder, held)
+        for out in waiting:
+            out.session_base_bytes = out.granted_bytes
+            out.requested = False
+            if out.state in (SendState.QUEUED, SendState.SENDING):
+                self.request(out)
 
     def session_lost(self, address: str, reason: str) -> None:
         """A control session ended; silence starts to count for its links."""
+        self._lost[address] = reason
         session = self.sessions.get(address)
         if session is not None:
             session.alive = False
-            session.reason = reason
 
     def heard(self, address: str, now_ns: int) -> None:
         """Any word of a coordinator is a sign of life for its links."""
+        if (session := self.sessions.get(address)) is not None:
+            session.heard_ns = now_ns
         for book in self.links.values():
             if book.coordinator == address:
                 book.last_heard_ns = now_ns
 
-    def update_link(self, info: LinkInfo) -> None:
-        """Fresh figures of a link."""
-        self.book(info.link).info = info
+    def update_link(self, address: str, info: LinkInfo) -> None:
+        """Fresh figures of a link, from its owner."""
+        book = self.book(info.link)
+        if book.coordinator == address:
+            book.info = info
 
     def set_fallback(self, address: str, link: LinkName, rate_bytes_per_s: int) -> None:
         """What this agent may send by itself on a link when its coordinator falls silent."""
@@ -210,12 +251,15 @@ class Asking:
             self._expect(out, message.finishes_in_ns + self.book(out.link).one_way_ns, now_ns)
         self.tell_state(out, max(0, out.expected_finish_ns - now_ns))
 
-    def granted(self, grant: Grant, now_ns: int) -> None:
+    def granted(self, address: str, grant: Grant, now_ns: int) -> None:
         """A slot. What the transfer can't use goes back at once."""
         book = self.book(grant.link)
         out = self.transfers.get(grant.transfer)
-        if grant.epoch != book.epoch:
-            return  # a grant of an earlier life of the coordinator: that account is closed
+        # Equal, not "at least": an epoch names the one life of the one coordinator whose account is open here. A grant
+        # of any other, earlier or later, has no account that it could be booked in. So it does no harm when epochs
+        # don't rise (a wall clock was set back), nor when those of two coordinators are the same.
+        if address != book.coordinator or grant.epoch != book.epoch:
+            return
         if out is None or out.link != grant.link:
             book.refuse(grant, now_ns)
             return
@@ -399,20 +443,17 @@ class Asking:
     def _fallback_due_ns(self, book: LinkBook) -> int:
         if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
             oldest = min(self.transfers[transfer].posted_ns for transfer in book.asked)
+            if book.coordinator is None:
+                return oldest + self.config.resolve_timeout_ns
             return max(oldest, book.last_heard_ns) + self.config.peer_timeout_ns
         return max(book.last_heard_ns + FALLBACK_AFTER_NS, book.fallback_next_ns)
 
     def _fall_back(self, book: LinkBook, now_ns: int) -> None:
         """Go on without the coordinator: a slot of our own at the fallback rate, or an error where there is none."""
         if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
-            silent_s = self.config.peer_timeout_ns / NANOS
+            why = self._why_no_grants(book, now_ns)
             for out in [self.transfers[transfer] for transfer in book.asked]:
-                text = (
-                    f"{out.envelope.describe()}: no word from a coordinator that owns {book.link} for {silent_s:.0f} s "
-                    f"and no fallback rate known (configured: {', '.join(self.config.coordinators) or 'none'}); start "
-                    "it, or check its `owns`"
-                )
-                self._cancel(out, ErrorCode.CONTROL_LOST, text, now_ns)
+                self._cancel(out, ErrorCode.CONTROL_LOST, f"{out.envelope.describe()}: {why}", now_ns)
             return
         waiting = sorted(
             (self.transfers[transfer] for transfer in book.asked),
@@ -434,6 +475,25 @@ class Asking:
             self._begin_head(book, now_ns)
             return
         book.fallback_next_ns = now_ns + FALLBACK_SLICE_NS
+
+    def _why_no_grants(self, book: LinkBook, now_ns: int) -> str:
+        if book.coordinator is not None:
+            silent_s = (now_ns - book.last_heard_ns) / NANOS
+            return (
+                f"no word for {silent_s:.0f} s from coordinator {book.coordinator}, which owns {book.link}, and it "
+                "never said how fast to go on without it; start it again"
+            )
+        known = []
+        for address in self.config.coordinators:
+            session = self.sessions.get(address)
+            if session is None:
+                known.append(f"{address} was not reached: {self._lost.get(address, 'no answer yet')}")
+            else:
+                known.append(f"{address} owns {', '.join(session.welcome.owns)}")
+        return (
+            f"no coordinator owns {book.link} ({'; '.join(known) or 'none is configured'}); start the one that does, "
+            f"or add {str(book.link)!r} to the `owns` of one"
+        )
 
     # ------------------------------------------------------------------------------------- telling
 

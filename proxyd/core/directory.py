@@ -1,13 +1,19 @@
 """Where endpoints live, as the coordinators say: an agent's union of what each of them reported.
 
 Coordinators never talk to each other, and agents register with all of them, so the same endpoint arrives several times.
-The latest word wins; an endpoint is gone only when its very incarnation is reported gone (a late "gone" of an earlier
-life must not remove the present one).
+An endpoint is there as long as one of those whose session stands lists it: a coordinator that lost sight of an agent
+(its session broke, its lease ran out) says "gone" of endpoints that are well, and the others know better. One whose own
+session is lost can't take back what it said, so it keeps nothing alive against the word of another; but while nobody
+else speaks, what it said stands.
+
+The latest life wins. A late "gone" of an earlier life must not remove the present one, nor may a coordinator that still
+believes in an earlier one bring it back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Set
 
 from proxyd.core.ids import AgentName, EndpointName
 from proxyd.core.messages import Directory, DirectoryEntry
@@ -30,11 +36,15 @@ class Changes:
 
 
 class AgentDirectory:
-    """Endpoints by name."""
+    """Endpoints by name. The source "" is the agent itself, and what it says of its own trainers is final."""
 
     def __init__(self) -> None:
         self._entries: dict[EndpointName, DirectoryEntry] = {}
         self._sources: dict[EndpointName, set[str]] = {}
+        self._doubts: dict[EndpointName, str] = {}
+        """Gone, says one coordinator (with the reason); another one still lists it."""
+        self._replaced: dict[EndpointName, int] = {}
+        """The life before the present one."""
 
     def get(self, endpoint: EndpointName) -> DirectoryEntry | None:
         """The endpoint's present life, or None."""
@@ -57,32 +67,60 @@ class AgentDirectory:
         """Agents that have endpoints, sorted."""
         return sorted({entry.agent for entry in self._entries.values()})
 
-    def update(self, coordinator: str, message: Directory) -> Changes:
-        """Take in one coordinator's message."""
+    def update(self, coordinator: str, message: Directory, alive: Set[str] = frozenset()) -> Changes:
+        """Take in one coordinator's message, or "": this agent's own.
+
+        :param alive: coordinators whose session stands.
+        """
         came: list[DirectoryEntry] = []
         gone: list[Gone] = []
         if message.full:
             listed = {entry.endpoint for entry in message.entries}
             for endpoint in sorted(self._entries, key=lambda e: (e.job, e.rank)):
-                sources = self._sources[endpoint]
-                if endpoint not in listed and coordinator in sources:
-                    sources.discard(coordinator)
-                    if not sources:
-                        gone.append(self._remove(endpoint, "its agent is no longer registered with the coordinator"))
+                if endpoint not in listed and coordinator in self._sources[endpoint]:
+                    reason = "its agent is no longer registered with the coordinator"
+                    gone += self._unlist(coordinator, endpoint, reason, alive)
         for endpoint, incarnation, reason in message.gone:
             known = self._entries.get(endpoint)
             if known is not None and known.incarnation == incarnation:
-                gone.append(self._remove(endpoint, reason))
+                gone += self._unlist(coordinator, endpoint, reason, alive)
         for entry in message.entries:
-            known = self._entries.get(entry.endpoint)
+            endpoint = entry.endpoint
+            if entry.incarnation == self._replaced.get(endpoint):
+                continue
+            known = self._entries.get(endpoint)
+            if known is not None and known.incarnation != entry.incarnation:
+                gone.append(self._remove(endpoint, f"replaced by a new process at {entry.agent}"))
+                self._replaced[endpoint] = known.incarnation
             if known != entry:
-                if known is not None and known.incarnation != entry.incarnation:
-                    gone.append(Gone(known, f"replaced by a new process at {entry.agent}"))
-                self._entries[entry.endpoint] = entry
+                self._entries[endpoint] = entry
                 came.append(entry)
-            self._sources.setdefault(entry.endpoint, set()).add(coordinator)
+            sources = self._sources.setdefault(endpoint, set())
+            if coordinator not in sources:
+                sources.add(coordinator)
+                self._doubts.pop(endpoint, None)
         return Changes(tuple(came), tuple(gone))
 
+    def session_lost(self, alive: Set[str]) -> Changes:
+        """A coordinator's session ended: endpoints that only it still listed, against the word of another, are gone."""
+        gone: list[Gone] = []
+        for endpoint, reason in list(self._doubts.items()):
+            if not self._listed(endpoint, alive):
+                gone.append(self._remove(endpoint, reason))
+        return Changes((), tuple(gone))
+
+    def _unlist(self, coordinator: str, endpoint: EndpointName, reason: str, alive: Set[str]) -> Iterable[Gone]:
+        """One source no longer lists an endpoint."""
+        self._sources[endpoint].discard(coordinator)
+        if coordinator and self._listed(endpoint, alive):
+            self._doubts[endpoint] = reason
+            return ()
+        return (self._remove(endpoint, reason),)
+
+    def _listed(self, endpoint: EndpointName, alive: Set[str]) -> bool:
+        return any(source in alive or not source for source in self._sources[endpoint])
+
     def _remove(self, endpoint: EndpointName, reason: str) -> Gone:
-        self._sources.pop(endpoint, None)
+        del self._sources[endpoint]
+        self._doubts.pop(endpoint, None)
         return Gone(self._entries.pop(endpoint), reason)

@@ -95,15 +95,22 @@ class LinkBook:
 
     # ------------------------------------------------------------------------------------ sessions
 
-    def begin_session(self, coordinator: str, epoch: int, info: LinkInfo | None, now_ns: int) -> list[HeldGrant]:
-        """A session with the owner begins: forget the old one's grants (returned here, so that transfers can
-        account)."""
+    def begin_session(
+        self, coordinator: str | None, epoch: int, info: LinkInfo | None, heard_ns: int
+    ) -> list[HeldGrant]:
+        """A session with the owner begins, or nobody owns the link any more: forget the old one's grants (returned
+        here, so that transfers can account).
+
+        :param heard_ns: when the owner was last heard.
+        """
+        if coordinator != self.coordinator:
+            self.fallback_rate_bytes_per_s = 0
         dropped = [grant for grant in self.grants if not grant.fallback]
         self.grants = deque(grant for grant in self.grants if grant.fallback)
         self.coordinator = coordinator
         self.epoch = epoch
         self.info = info or self.info
-        self.last_heard_ns = now_ns
+        self.last_heard_ns = heard_ns
         self._granted_bytes = self._returned_bytes = 0
         self._taken_before_bytes += self._taken_bytes
         self._taken_bytes = 0

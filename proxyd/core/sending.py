@@ -36,6 +36,8 @@ from proxyd.wire.envelope import Envelope, ErrorCode
 
 LOCAL_CHUNK_BYTES = 1 << 20
 """Chunk of a path within the site: large enough for full loopback speed, small enough to stay in a cache."""
+UNKNOWN_CHUNK_BYTES = 64 << 10
+"""Chunk for a link of which nothing is known yet: no coordinator grants less at a time."""
 MAX_STREAMS = 64
 
 
@@ -156,7 +158,7 @@ class Sender:
         out.link = LinkName(self.config.agent.site, entry.agent.site) if remote else None
         book = self.asking.book(out.link) if out.link is not None else None
         info = book.info if book is not None else None
-        chunk_bytes = info.chunk_bytes if info is not None else LOCAL_CHUNK_BYTES
+        chunk_bytes = LOCAL_CHUNK_BYTES if not remote else UNKNOWN_CHUNK_BYTES if info is None else info.chunk_bytes
         out.chunk_bytes = max(wire.MIN_CHUNK_BYTES, min(wire.MAX_CHUNK_BYTES, chunk_bytes))
         out.free = out.link is None or out.nbytes <= self.config.unscheduled_bytes
         out.wanted_bytes = out.nbytes

@@ -24,11 +24,14 @@ INFO = LinkInfo(LINK, 50_000_000, 60 * MS, 300_000, 0, 1 << 20, 256 << 10, 0, 0,
 class World:
     """Machines by name; ``run()`` carries effects out until nothing is left to do."""
 
-    def __init__(self, *agents: str, eager_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, *agents: str, eager_bytes: int = 64 << 20, coordinators: tuple[str, ...] = (COORDINATOR,)
+    ) -> None:
         self.now_ns = 1_000 * MS
         self.eager_bytes = eager_bytes
         self.machines: dict[AgentName, AgentMachine] = {}
         self.asked: list[tuple[AgentName, AgentMessage]] = []
+        self.asked_of: list[tuple[str, AgentMessage]] = []
         self.told: list[tuple[AgentName, Any]] = []
         self.deny: set[TransferId] = set()
         self.allocated: set[TransferId] = set()
@@ -41,7 +44,7 @@ class World:
         self.endpoints: list[DirectoryEntry] = []
         for index, name in enumerate(agents):
             agent = AgentName.parse(name)
-            config = AgentConfig(agent, index + 1, f"{name}:1", (COORDINATOR,))
+            config = AgentConfig(agent, index + 1, f"{name}:1", coordinators)
             self.machines[agent] = AgentMachine(config)
 
     def agent(self, name: str) -> AgentMachine:
@@ -51,17 +54,23 @@ class World:
         self._queue.append((AgentName.parse(name) if isinstance(name, str) else name, event))
         self.run()
 
-    def connect(self, epoch: int = 1, owns: tuple[str, ...] = ("*->*",)) -> None:
+    def connect(
+        self,
+        epoch: int = 1,
+        owns: tuple[str, ...] = ("*->*",),
+        *,
+        coordinator: str = COORDINATOR,
+        infos: tuple[LinkInfo, ...] = (INFO,),
+    ) -> None:
         """Every agent gets a session, and the directory."""
+        welcome = Welcome("c", epoch, owns, 150 * MS, 2000 * MS, infos)
         for name in self.machines:
-            self.put(
-                name, ev.CoordinatorConnected(COORDINATOR, Welcome("c", epoch, owns, 150 * MS, 2000 * MS, (INFO,)))
-            )
-        self.publish()
+            self.put(name, ev.CoordinatorConnected(coordinator, welcome))
+        self.publish(coordinator)
 
-    def publish(self) -> None:
+    def publish(self, coordinator: str = COORDINATOR) -> None:
         for name in self.machines:
-            self.put(name, ev.CoordinatorSaid(COORDINATOR, Directory(tuple(self.endpoints), (), full=True)))
+            self.put(name, ev.CoordinatorSaid(coordinator, Directory(tuple(self.endpoints), (), full=True)))
 
     def attach(self, name: str, rank: int, incarnation: int = 0) -> None:
         agent = AgentName.parse(name)
@@ -83,7 +92,15 @@ class World:
         return transfer
 
     def grant(
-        self, name: str, transfer: TransferId, nbytes: int, *, epoch: int = 1, start_ms: int = 0, **kw: int
+        self,
+        name: str,
+        transfer: TransferId,
+        nbytes: int,
+        *,
+        epoch: int = 1,
+        start_ms: int = 0,
+        coordinator: str = COORDINATOR,
+        **kw: int,
     ) -> None:
         message = Grant(
             1,
@@ -97,10 +114,10 @@ class World:
             5 * MS,
             "turn",
         )
-        self.put(name, ev.CoordinatorSaid(COORDINATOR, message))
+        self.put(name, ev.CoordinatorSaid(coordinator, message))
 
-    def beat(self, name: str, fallback: int) -> None:
-        self.put(name, ev.CoordinatorSaid(COORDINATOR, Beat(1, ((LINK, fallback),), (INFO,))))
+    def beat(self, name: str, fallback: int, *, coordinator: str = COORDINATOR) -> None:
+        self.put(name, ev.CoordinatorSaid(coordinator, Beat(1, ((LINK, fallback),), (INFO,))))
 
     def advance(self, ms: int, name: str | None = None) -> None:
         """Let time pass, handling each machine's deadlines on the way."""
@@ -150,6 +167,7 @@ class World:
         match effect:
             case fx.ToCoordinator():
                 self.asked.append((name, effect.message))
+                self.asked_of.append((effect.address, effect.message))
             case fx.ToPeer():
                 self._queue.append((effect.peer, ev.PeerFrame(name, not effect.inbound, effect.transfer, effect.frame)))
             case fx.WantPeer():
