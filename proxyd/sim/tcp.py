@@ -67,6 +67,8 @@ class Stream:
         self.unsent_bytes = 0
         self.in_flight_bytes = 0
         self.retransmits = 0
+        self.window_limited = False
+        """The congestion window held something back; whoever reads it clears it."""
         self.srtt_ns = 0
         self.min_rtt_ns = 0
         self._slow_start_after_idle = slow_start_after_idle
@@ -120,6 +122,7 @@ class Stream:
             again = bool(self._again)
             segment = self._again[0] if again else self._queue[0]
             if self.in_flight_bytes and self.in_flight_bytes + segment.nbytes > self.window_bytes:
+                self.window_limited = True
                 return  # an acknowledgement will call
             if clock.now_ns < self._next_ns:
                 self._plan()

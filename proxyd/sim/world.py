@@ -18,7 +18,7 @@ from proxyd.core.events import (
     TimePassed,
 )
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
-from proxyd.core.messages import AgentMessage
+from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.sim.clock import Alarm, Clock
 from proxyd.sim.host import AgentHost, Ordered
 from proxyd.sim.link import Link, LinkModel
@@ -65,7 +65,7 @@ class CoordinatorHost:
                 case ToAgent(session, message):
                     host = self.agents.get(session)
                     if host is not None:
-                        self._lines[session][1].send(partial(host.said, self.address, message))
+                        self._lines[session][1].send(partial(world.said, host, self.address, session, message))
                 case CloseSession(session, reason):
                     self._end(session, reason)
         self._alarm.set(self.machine.next_deadline_ns())
@@ -127,6 +127,7 @@ class World:
         self._control_jitter_ns = control_jitter_ns
         self._sessions: dict[tuple[AgentName, int, str], int] = {}
         self._lines: dict[int, tuple[Ordered, Ordered]] = {}
+        self._welcomed: set[int] = set()
         self._numbers = 0
 
     # ----------------------------------------------------------------------------------- building
@@ -189,11 +190,17 @@ class World:
 
         self.clock.after(delay_ns, connect)
 
+    def said(self, host: AgentHost, address: str, session: int, message: CoordinatorMessage) -> None:
+        """A coordinator's message reaches an agent; the first one makes the session usable."""
+        if self._sessions.get((host.name, host.incarnation, address)) == session:
+            self._welcomed.add(session)
+            host.said(address, message)
+
     def to_coordinator(self, host: AgentHost, address: str, message: AgentMessage) -> None:
-        """Send on a control session; what is sent on a broken one is lost."""
+        """Send on a control session; what is sent without one, or on a broken one, is lost."""
         session = self._sessions.get((host.name, host.incarnation, address))
         coordinator = self.coordinators.get(address)
-        if session is not None and coordinator is not None:
+        if session is not None and session in self._welcomed and coordinator is not None:
             self._lines[session][0].send(lambda: coordinator.message(session, message))
 
     def session_lost(self, host: AgentHost, address: str, session: int, reason: str) -> None:
