@@ -35,6 +35,9 @@ _EXTENSION_ITEMSIZES = {
 }
 """Names that numpy doesn't know but trainers use, so that a shape can be derived and checked."""
 
+_NAMES: dict[np.dtype[Any], str] = {}
+"""Computing a dtype's name takes numpy longer than all other checks together."""
+
 _CONTIGUOUS = "Pass a C-contiguous copy, for example numpy.ascontiguousarray(x)"
 
 
@@ -78,6 +81,9 @@ def dtype_name(dtype: Any) -> str:
         if not name or len(name.encode("utf-8", "replace")) > MAX_DTYPE_BYTES:
             raise ArgumentError(f"dtype name {dtype!r} must have 1 to {MAX_DTYPE_BYTES} bytes")
         return name
+    known = _NAMES.get(dtype) if isinstance(dtype, np.dtype) else None
+    if known is not None:
+        return known
     try:
         resolved = np.dtype(dtype)
     except TypeError as error:
@@ -88,7 +94,7 @@ def dtype_name(dtype: Any) -> str:
         raise ArgumentError(
             f"dtype {resolved.str} is not in this machine's byte order", next_step="Convert it with x.astype(native)"
         )
-    return str(resolved.name)
+    return _NAMES.setdefault(resolved, str(resolved.name))
 
 
 def payload_of(
