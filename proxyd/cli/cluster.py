@@ -1,4 +1,4 @@
-"""A coordinator and agents as child processes, for ``dev``, the demo, benchmarks and tests.
+"""Coordinators and agents as child processes, for ``dev``, the demo, benchmarks and tests.
 
     with Cluster({"a": 2, "b": 1}) as cluster:                      # everything on 127.0.0.1
         cluster.agent("a", 0).socket                                # what a trainer connects to
@@ -7,10 +7,13 @@
     with Wan({"a": 1, "b": 1}, {("a", "b"): spec, ("b", "a"): spec}) as wan:
         with Cluster({"a": 1, "b": 1}, links=figures, wan=wan) as cluster: ...   # agent i of a site on its host i
 
+    with Cluster({"a": 1, "b": 1}, coordinators={"left": ["a->*"], "right": ["b->*"]}) as cluster:
+        cluster.coordinators["right"].metrics                       # each agent has a session with each coordinator
+
 The children are the real daemons with real configuration files (in ``cluster.directory``, with their logs and sockets),
 a token, and metrics. They die with this process and are never restarted behind your back: :meth:`Cluster.deaths` tells.
 
-The coordinator and all agents meet at a Unix socket, which network namespaces do not separate. On an emulated WAN that
+Coordinators and agents meet at Unix sockets, which network namespaces do not separate. On an emulated WAN that
 is as good as one coordinator in each sender's site: asking costs no WAN round trip. Payload and the agents' own frames
 do cross the WAN. Metrics listen on this process' own loopback, also for agents inside a namespace.
 
@@ -95,7 +98,12 @@ class Member:
 
 @dataclasses.dataclass
 class CoordinatorMember(Member):
-    """The coordinator."""
+    """A coordinator."""
+
+    name: str = ""
+    owns: tuple[str, ...] = ()
+    socket: str = ""
+    """Where agents reach it: ``unix:/path``, the same over restarts."""
 
     @property
     def address(self) -> str:
@@ -121,9 +129,11 @@ class Cluster:
     """See the module's text.
 
     :param sites: agents per site.
-    :param links: figures of each directed pair of sites; pairs that are left out get ``LinkFigures()``.
+    :param links: figures of each directed pair of sites; pairs that are left out get ``LinkFigures()``. Every
+        coordinator is told of all of them, and takes those that it owns.
+    :param coordinators: name -> ``owns``, in the order in which the agents are configured with them.
     :param wan: the emulated WAN whose hosts carry the agents; None: everything on 127.0.0.1.
-    :param agent, coordinator: more keys for the ``[agent]`` and ``[coordinator]`` sections.
+    :param agent, coordinator: more keys for each ``[agent]`` and ``[coordinator]`` section.
     :param each_agent: the same for single agents, by ``(site, number)``; they replace any other.
     :param directory: for configurations, sockets and logs; None: a temporary one, removed at the end.
     """
@@ -133,6 +143,7 @@ class Cluster:
         sites: Mapping[str, int],
         *,
         links: Mapping[tuple[str, str], LinkFigures] | None = None,
+        coordinators: Mapping[str, Sequence[str]] | None = None,
         wan: Wan | None = None,
         agent: Mapping[str, object] | None = None,
         each_agent: Mapping[tuple[str, int], Mapping[str, object]] | None = None,
@@ -149,7 +160,9 @@ class Cluster:
         self._log_level = log_level
         self._own_directory = directory is None
         self.directory = Path(tempfile.mkdtemp(prefix="proxyd-")) if directory is None else directory
-        self._coordinator: CoordinatorMember | None = None
+        self._owns = {name: tuple(owns) for name, owns in (coordinators or {"coordinator": ("*->*",)}).items()}
+        self.coordinators: dict[str, CoordinatorMember] = {}
+        """By name, once they are started."""
         self._metrics_listeners: dict[str, socket.socket] = {}
         self.agents: list[AgentMember] = []
 
@@ -161,20 +174,24 @@ class Cluster:
 
     @property
     def coordinator(self) -> CoordinatorMember:
-        """The coordinator's process."""
-        if self._coordinator is None:
+        """The first coordinator."""
+        if not self.coordinators:
             raise ClusterError("the cluster is not started")
-        return self._coordinator
+        return self.coordinators[next(iter(self._owns))]
 
     @property
     def members(self) -> list[Member]:
         """All children."""
-        return [*([] if self._coordinator is None else [self._coordinator]), *self.agents]
+        return [*self.coordinators.values(), *self.agents]
 
     @property
     def coordinator_socket(self) -> str:
-        """Where agents reach the coordinator."""
-        return f"unix:{self.directory / 'coordinator.sock'}"
+        """Where agents reach the first coordinator."""
+        return self._coordinator_sockets[0]
+
+    @property
+    def _coordinator_sockets(self) -> list[str]:
+        return [f"unix:{self.directory / name}.sock" for name in self._owns]
 
     @property
     def token_file(self) -> Path:
@@ -194,11 +211,12 @@ class Cluster:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.token_file.touch(mode=0o600)
             self.token_file.write_text(os.urandom(32).hex())
-            started: list[Member] = [self.start_coordinator(wait=False)]
+            for name in self._owns:
+                self.start_coordinator(name, wait=False)
             for site, count in self.sites.items():
                 for number in range(count):
                     self.agents.append(self._start_agent(site, number))
-            self._await_ready([*started, *self.agents])
+            self._await_ready(self.members)
             self.await_sessions()
         except BaseException:
             self.close()
@@ -206,26 +224,32 @@ class Cluster:
         return self
 
     def await_sessions(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every living agent has its session with the coordinator. Raises ClusterError."""
+        """Wait until every living agent has its session with every living coordinator. Raises ClusterError."""
         wanted = sum(agent.process.poll() is None for agent in self.agents)
         deadline_s = time.monotonic() + timeout_s
-        while (found := scrape(self.coordinator.metrics).total("proxyd_agent_sessions")) < wanted:
-            if time.monotonic() > deadline_s:
-                words = self.agents[0].last_words()
-                raise ClusterError(
-                    f"{found:g} of {wanted} agents reached the coordinator in {timeout_s:g} s", why=words
-                )
-            time.sleep(0.02)
+        for coordinator in [one for one in self.coordinators.values() if one.process.poll() is None]:
+            while (found := scrape(coordinator.metrics).total("proxyd_agent_sessions")) < wanted:
+                if time.monotonic() > deadline_s:
+                    words = self.agents[0].last_words()
+                    text = f"{found:g} of {wanted} agents reached {coordinator.label} in {timeout_s:g} s"
+                    raise ClusterError(text, why=words)
+                time.sleep(0.02)
 
     def facts(self) -> dict[str, object]:
-        """What ``proxyd dev`` prints and writes to its ready file."""
-        coordinator = self.coordinator
+        """What ``proxyd dev`` writes to its ready file: the first coordinator, all of them, and the agents."""
+        first = self.coordinator
         return {
-            "coordinator": {
-                "address": coordinator.address,
-                "pid": coordinator.pid,
-                "metrics": coordinator.metrics,
-            },
+            "coordinator": {"address": first.address, "pid": first.pid, "metrics": first.metrics},
+            "coordinators": [
+                {
+                    "name": coordinator.name,
+                    "owns": list(coordinator.owns),
+                    "address": coordinator.address,
+                    "pid": coordinator.pid,
+                    "metrics": coordinator.metrics,
+                }
+                for coordinator in self.coordinators.values()
+            ],
             "agents": [
                 {
                     "site": agent.site,
@@ -249,22 +273,31 @@ class Cluster:
                 dead.append((member, code))
         return dead
 
-    def start_coordinator(self, *, wait: bool = True) -> CoordinatorMember:
-        """Start the coordinator, at first or again after :meth:`kill`; on the same Unix socket, on a new port."""
-        config = [
-            "[coordinator]",
-            f"listen = {json.dumps(['127.0.0.1:0', self.coordinator_socket])}",
-            f"token_file = {json.dumps(str(self.token_file))}",
-            *(f"{key} = {json.dumps(value)}" for key, value in self._coordinator_settings.items()),
-        ]
+    def start_coordinator(self, name: str | None = None, *, wait: bool = True) -> CoordinatorMember:
+        """Start a coordinator (None: the first), at first or again after :meth:`kill`; on the same Unix socket, on a
+        new port."""
+        if name is None:
+            name = next(iter(self._owns))
+        owns = self._owns[name]
+        where = f"unix:{self.directory / name}.sock"
+        settings = {
+            "name": name,
+            "owns": owns,
+            "listen": ["127.0.0.1:0", where],
+            "token_file": str(self.token_file),
+            **self._coordinator_settings,
+        }
+        config = ["[coordinator]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
         for (src, dst), figures in self.links.items():
             config += ["[[link]]", f"from = {json.dumps(src)}", f"to = {json.dumps(dst)}"]
             config += [f"{key} = {json.dumps(value)}" for key, value in dataclasses.asdict(figures).items()]
-        process, ready_fd, log_path, url = self._spawn("coordinator", "coordinator", config, None)
-        self._coordinator = CoordinatorMember("coordinator", process, log_path, url, ready_fd=ready_fd)
+        process, ready_fd, log_path, url = self._spawn("coordinator", name, config, None)
+        label = "coordinator" if name == "coordinator" else f"coordinator {name}"
+        member = CoordinatorMember(label, process, log_path, url, {}, ready_fd, name=name, owns=owns, socket=where)
+        self.coordinators[name] = member
         if wait:
-            self._await_ready([self._coordinator])
-        return self._coordinator
+            self._await_ready([member])
+        return member
 
     def restart_agent(self, site: str, number: int = 0) -> AgentMember:
         """Start an agent again after :meth:`kill`, with the same configuration."""
@@ -314,7 +347,7 @@ class Cluster:
             "name": name,
             "socket": path,
             "data_listen": f"{'127.0.0.1' if host is None else host.address}:0",
-            "coordinators": [self.coordinator_socket],
+            "coordinators": self._coordinator_sockets,
             "token_file": str(self.token_file),
             **self._agent_settings,
             **self._each_agent.get((site, number), {}),

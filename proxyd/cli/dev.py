@@ -1,4 +1,4 @@
-"""``proxyd dev``: a coordinator and agents as child processes, on loopback or on an emulated WAN."""
+"""``proxyd dev``: coordinators and agents as child processes, on loopback or on an emulated WAN."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ POLL_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", action="append", metavar="NAME", help="a site; give at least two (default: a, b)")
     parser.add_argument("--agents-per-site", type=int, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--coordinator-per-site",
+        action="store_true",
+        help="a coordinator for each site, which owns the links out of it (default: one that owns all links)",
+    )
     parser.add_argument(
         "--wan",
         metavar="SPEC",
@@ -59,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as ending:
         figures, wan = _network(args, counts, ending)
         links = {(a, b): figures for a in sites for b in sites if a != b}
-        cluster = Cluster(counts, links=links, wan=wan, log_level=args.log_level)
+        owns = {f"coordinator-{site}": [f"{site}->*"] for site in sites} if args.coordinator_per_site else None
+        cluster = Cluster(counts, links=links, coordinators=owns, wan=wan, log_level=args.log_level)
         ending.callback(cluster.close)
         cluster.start()
         stop.started = True
@@ -137,8 +143,11 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _print_facts(cluster: Cluster) -> None:
-    coordinator = cluster.coordinator
-    print(f"coordinator  {coordinator.address}  pid {coordinator.pid}  {coordinator.metrics}")
+    for coordinator in cluster.coordinators.values():
+        print(
+            f"coordinator  {coordinator.address}  pid {coordinator.pid}  {coordinator.metrics}"
+            f"  owns {', '.join(coordinator.owns)}"
+        )
     for agent in cluster.agents:
         print(
             f"agent        {agent.site}/{agent.name}  socket {agent.socket}  data {agent.data_address}"
@@ -149,10 +158,8 @@ def _print_facts(cluster: Cluster) -> None:
         size = format_size(parse_buffer(link.buffer, rate, parse_duration(link.rtt)))
         print(f"link         {src}->{dst}  {format_rate(rate)}  rtt {link.rtt}  buffer {size}")
     print(f"logs and configuration: {cluster.directory}")
-    first = cluster.agents[0]
-    print(
-        f"try: proxyd status --coordinator {coordinator.address}    PROXYD_SOCKET={first.socket} python your_script.py"
-    )
+    where, first = cluster.coordinator.address, cluster.agents[0]
+    print(f"try: proxyd status --coordinator {where}    PROXYD_SOCKET={first.socket} python your_script.py")
 
 
 def _ended(code: int) -> str:
