@@ -168,7 +168,7 @@ class LinkGranter:
             due_ns = lane.account.next_deadline_ns(now_ns)
             if due_ns is not None and (best is None or due_ns < best):
                 best = due_ns
-            if lane.out_of_turn and not lane.leaving and now_ns < lane.leaves_ns - lead_ns:
+            if lane.out_of_turn and now_ns < lane.leaves_ns - lead_ns:
                 best = lane.leaves_ns - lead_ns if best is None else min(best, lane.leaves_ns - lead_ns)
             if lane.silent_until_ns > now_ns:
                 best = lane.silent_until_ns if best is None else min(best, lane.silent_until_ns)
@@ -215,6 +215,24 @@ class LinkGranter:
     def finished(self, traffic: TrafficClass, nbytes: int) -> None:
         """A transfer was acknowledged end to end."""
         self._totals.class_bytes[traffic] += nbytes
+
+    def audit(self, now_ns: int) -> str:
+        """What must always hold; "" when it does. Cheap enough to call after every event of a simulation."""
+        outstanding = rate = 0
+        for lane in self._active.values():
+            held = lane.account.outstanding_bytes
+            if held < 0:
+                return f"{self.link}: {lane.agent} holds {held} bytes"
+            outstanding += held
+            if not lane.leaving:
+                rate += lane.account.binding_rate(now_ns)
+        for bottleneck in self.bottlenecks:
+            counted, window = bottleneck.outstanding_bytes, bottleneck.window_bytes
+            if counted != outstanding or counted > window or bottleneck.violations:
+                return f"{self.link}: lanes hold {outstanding} bytes, {counted} are counted, the window is {window}"
+        if rate > self.pace_bytes_per_s(now_ns) and now_ns >= self.settle_until_ns:
+            return f"{self.link}: lanes may send {rate} bytes/s, the pace is {self.sizes.pace_bytes_per_s}"
+        return ""
 
     # ------------------------------------------------------------------------------------------------------- decisions
 
@@ -362,6 +380,10 @@ class LinkGranter:
             return 0, now_ns  # it has passed its share on: first its last bytes must leave
         if leaving and rate + held + leaving > pace:
             start_ns = max(now_ns, max(other.leaves_ns for other in busy if other.leaving and other is not lane))
+            if start_ns - now_ns > self.sizes.lead_ns + self.sizes.report_ns:
+                # It was held up after it had said that it leaves. When it goes on is not known: its next report tells,
+                # and a start time that was handed out can't be moved forward again.
+                return 0, now_ns
         return rate, start_ns
 
     def _issue(self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
