@@ -54,6 +54,9 @@ from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
 MAX_TRANSFERS_PER_SESSION = 100_000
 MAX_ANNOUNCEMENTS_PER_SESSION = 10_000
 MAX_UNCONFIGURED_LINKS = 4096
+RETURN_NS = 5_000_000_000
+"""After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
+MAX_EPOCH = 1 << 62
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
 messages."""
@@ -109,11 +112,19 @@ class _Link:
 
 
 class CoordinatorMachine:
-    """See the module's text. ``epoch`` must be higher than in any earlier life of this coordinator."""
+    """See the module's text.
+
+    :param epoch: this life's name; should be higher than that of any earlier one. Without a file nobody here can know
+        whether it is (a wall clock may have been set back), but the agents do: until the first Welcome has gone out the
+        epoch is raised above what the hello says was seen. An agent that comes later and has seen more is welcomed all
+        the same. That is harmless, because agents compare for equality only: rising epochs are for people who read
+        logs and graphs.
+    """
 
     def __init__(self, config: CoordinatorConfig, epoch: int) -> None:
         self.config = config
         self.epoch = epoch
+        self._epoch_told = False
         self.protocol_errors = 0
         self._effects: list[CoordinatorEffect] = []
         self._sessions: dict[int, _Session] = {}
@@ -210,6 +221,12 @@ class CoordinatorMachine:
         if not isinstance(message, AgentHello) or number in self._sessions:
             self._refuse(number, f"a session begins with one hello, not with {type(message).__name__}", now_ns)
             return
+        if not self._epoch_told:
+            self._epoch_told = True
+            if self.epoch <= message.epoch_seen < MAX_EPOCH:
+                self.epoch = message.epoch_seen + 1
+                for one in self._links.values():
+                    one.granter.epoch = self.epoch
         agent = message.agent
         before = self._session_of.get(agent)
         if before is not None:
@@ -229,10 +246,11 @@ class CoordinatorMachine:
         config = self.config
         self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
         # After a restart agents come back one by one: whoever isn't here yet isn't gone.
-        learning = message.epoch_seen not in (0, self.epoch) and now_ns < self._started_ns_or(now_ns) + config.lease_ns
+        complete_ns = self._started_ns_or(now_ns) + max(RETURN_NS, config.lease_ns)
+        learning = message.epoch_seen not in (0, self.epoch) and now_ns < complete_ns
         if learning:
-            self._complete_ns = self._started_ns_or(now_ns) + config.lease_ns
-            self._wake(self._complete_ns)
+            self._complete_ns = complete_ns
+            self._wake(complete_ns)
         self._tell(number, Directory(self._registry.entries, (), full=not learning))
         if self._beat_ns is None:
             self._beat_ns = now_ns
@@ -541,6 +559,15 @@ class CoordinatorMachine:
             totals=granter.totals(),
             last_reason=granter.last_reason,
         )
+
+    def audit(self, now_ns: int) -> str:
+        """What must hold after every event, on every link; "" when it does, else what doesn't."""
+        for link in self._links.values():
+            if problem := link.granter.audit(now_ns):
+                return problem
+            if link.fallback.sum_bytes_per_s > link.fallback.total_bytes_per_s:
+                return f"{link.granter.link}: fallback rates sum to {link.fallback.sum_bytes_per_s} bytes/s"
+        return ""
 
     def why(self, transfer: TransferId) -> str | None:
         """Why a transfer stands where it stands, in words; None: it isn't known (or is over)."""

@@ -14,22 +14,9 @@ class InvariantError(AssertionError):
 
 def check_coordinator(host: CoordinatorHost) -> None:
     """Live grants within the window, rates within the pace, fallback within its share."""
-    now_ns = host.now_ns
-    for link in host.machine.links_status(now_ns):
-        outstanding = [lane.outstanding_bytes for lane in link.lanes]
-        where = f"at {now_ns / 1e9:.6f} s, {link.link}"
-        if link.window_violations or not 0 <= link.outstanding_bytes <= link.window_bytes:
-            raise InvariantError(f"{where}: {link.outstanding_bytes} bytes granted, the window is {link.window_bytes}")
-        if sum(outstanding) != link.outstanding_bytes or min(outstanding, default=0) < 0:
-            raise InvariantError(f"{where}: lanes hold {outstanding}, the link counts {link.outstanding_bytes}")
-        if link.granted_rate_bytes_per_s > link.pace_bytes_per_s and not host.settling:
-            raise InvariantError(
-                f"{where}: lanes may send {link.granted_rate_bytes_per_s} bytes/s, the pace is {link.pace_bytes_per_s}"
-            )
-        if link.fallback_bytes_per_s * 5 > link.bottleneck_bytes_per_s * 4:
-            raise InvariantError(f"{where}: fallback rates sum to {link.fallback_bytes_per_s} bytes/s")
-        if link.totals.clamped_reports:
-            raise InvariantError(f"{where}: an agent reported the impossible: {link.totals}")
+    problem = host.machine.audit(host.now_ns)
+    if problem:
+        raise InvariantError(f"at {host.now_ns / 1e9:.6f} s: {problem}")
 
 
 def check_end(world: World) -> None:
@@ -45,6 +32,8 @@ def check_end(world: World) -> None:
         if not coordinator.alive:
             continue
         for link in coordinator.machine.links_status(world.clock.now_ns):
+            if link.totals.clamped_reports:
+                raise InvariantError(f"{link.link}: an agent reported the impossible: {link.totals}")
             if link.outstanding_bytes or link.waiting:
                 left = f"{link.outstanding_bytes} bytes outstanding and {link.waiting} transfers waiting"
                 raise InvariantError(f"{link.link}: {left} at the end")

@@ -38,7 +38,6 @@ class CoordinatorHost:
         self.agents: dict[int, AgentHost] = {}
         """By session."""
         self._world = world
-        self._started_ns = world.clock.now_ns
         self._lines: dict[int, tuple[Ordered, Ordered]] = {}
         self._alarm = Alarm(world.clock, lambda: self.handle(TimePassed()))
 
@@ -46,11 +45,6 @@ class CoordinatorHost:
     def now_ns(self) -> int:
         """The time."""
         return self._world.clock.now_ns
-
-    @property
-    def settling(self) -> bool:
-        """It may still learn that an earlier life's grants are under way."""
-        return self.now_ns < self._started_ns + self.machine.config.lease_ns
 
     def handle(self, event: CoordinatorEvent) -> None:
         """An event for the machine."""
