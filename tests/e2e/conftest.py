@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxyd.cli.cluster import Cluster, LinkFigures
-from tests.e2e.rig import Net
+from tests.e2e.rig import Net, end_well
 
 _JOBS = itertools.count(1)
 
@@ -26,6 +26,13 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         agent={"gateway_listen": "127.0.0.1:0", "resolve_timeout": "4s"},
     ) as cluster:
         yield cluster
+        end_well(cluster)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _faulthandler() -> None:
+    """Should a daemon hang at its end, SIGABRT makes it say where."""
+    os.environ["PYTHONFAULTHANDLER"] = "1"
 
 
 def _job(request: pytest.FixtureRequest) -> str:
@@ -44,7 +51,7 @@ def net(loopback: Cluster, request: pytest.FixtureRequest) -> Iterator[Net]:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Net]]:
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Net]]:
     """Starts a cluster of the test's own, for what would harm others; arguments are Cluster's."""
     nets: list[Net] = []
     with ExitStack() as stack:
@@ -52,12 +59,12 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
         def start(sites: dict[str, int] | None = None, **options: Any) -> Net:
             cluster = stack.enter_context(Cluster(sites or {"a": 1, "b": 1}, **options))
             nets.append(Net(cluster, _job(request)))
+            stack.callback(nets[-1].close)
             return nets[-1]
 
-        try:
-            yield start
-            for one in nets:
-                one.prove()
-        finally:
-            for one in nets:
-                one.close()
+        yield start
+        for one in nets:
+            one.prove()
+        for one in nets:
+            one.close()
+            end_well(one.cluster)

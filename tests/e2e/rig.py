@@ -11,6 +11,9 @@ import collections
 import contextlib
 import dataclasses
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +32,8 @@ from proxyd_client import Endpoint, Handle
 KIB, MIB = 1 << 10, 1 << 20
 UNSCHEDULED_BYTES = 64 * KIB
 """Messages up to this size ask for no grant."""
+
+STOP_TIMEOUT_S = 5.0
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -135,6 +140,7 @@ class Net:
         self._place_of: dict[int, tuple[str, int]] = {}
         self._sent: list[tuple[tuple[str, int], int, int, Handle[None]]] = []
         self._extra: list[tuple[str, int, int]] = []
+        self._at_end: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._before = Counters.of(cluster)
 
@@ -171,9 +177,20 @@ class Net:
     def injects_fault(self, what: str) -> None:
         """The test breaks something on purpose: bytes may be lost or go out at the fallback rate."""
         self.fault = what
+        self.cluster.deaths()
+
+    def place_of(self, rank: int, site: str, number: int = 0) -> None:
+        """A rank lives there, though not in this process."""
+        self._place_of[rank] = (site, number)
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Do this at the end of the test."""
+        self._at_end.append(call)
 
     def close(self) -> None:
         """End the endpoints, without waiting."""
+        while self._at_end:
+            self._at_end.pop()()
         for endpoint in self._endpoints:
             endpoint.close(0.0)
 
@@ -226,6 +243,28 @@ def _delivered(handle: Handle[None]) -> bool:
     return True
 
 
+def end_well(cluster: Cluster) -> None:
+    """End all daemons that live and assert that they end by themselves, soon, with 0, and without a cry in any log."""
+    living = [member for member in cluster.members if member.process.poll() is None]
+    for member in living:
+        member.process.send_signal(signal.SIGTERM)
+        member.process.send_signal(signal.SIGCONT)
+    for member in living:
+        try:
+            code = member.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            member.process.send_signal(signal.SIGABRT)  # faulthandler says where it hangs
+            member.process.wait()
+            raise AssertionError(f"{member.label} ignores SIGTERM: {member.last_words()}") from None
+        assert code == 0, f"{member.label} ended with {code}: {member.last_words()}"
+    for member in cluster.members:
+        log = member.log_path.read_text(errors="replace")
+        for cry in ("Traceback", " ERROR ", "Exception ignored", "never awaited", "never retrieved"):
+            assert cry not in log, (
+                f"{member.label} logged {cry.strip()!r}: {log[max(0, log.index(cry) - 500) :][:3000]}"
+            )
+
+
 def rss_bytes(pid: int, what: str = "VmRSS") -> int:
     """Memory of a process from /proc: ``VmRSS``, ``VmHWM``, ``RssShmem``, ``RssAnon``."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -243,6 +282,67 @@ def threads(*targets: Callable[[], object]) -> Iterator[None]:
     for future in futures:
         future.result(90)
     pool.shutdown()
+
+
+class Trainer:
+    """A trainer in a process of its own, so that it can be stopped, killed or ruined.
+
+    :param body: Python, with ``ep`` (its endpoint), ``np``, ``pattern``, ``proxyd_client``, ``say(text)`` (a line for
+        :meth:`hear`) and ``hear()`` (a line from :meth:`say`) at hand.
+    """
+
+    _PRELUDE = (
+        "import sys, numpy as np, proxyd_client\n"
+        "from tests.e2e.rig import pattern, MIB\n"
+        "say = lambda text: print(text, flush=True)\n"
+        "hear = sys.stdin.readline\n"
+        "ep = proxyd_client.connect(sys.argv[1], int(sys.argv[2]), socket=sys.argv[3])\n"
+        "say('connected')\n"
+    )
+
+    def __init__(self, net: Net, rank: int, site: str, body: str, *, number: int = 0) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self._PRELUDE + body, net.job, str(rank), net.agent(site, number).socket],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, f"{root}/client"])},
+        )
+        net.place_of(rank, site, number)
+        net.on_close(self.kill)
+        assert self.hear() == "connected"
+
+    def hear(self) -> str:
+        """Its next line; fails with its error output when it has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line:
+            self.process.wait(10)
+            assert self.process.stderr is not None
+            raise AssertionError(f"the trainer ended: {self.process.stderr.read()[-2000:]}")
+        return line
+
+    def say(self, text: str = "go") -> None:
+        """A line for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def forked(run: Callable[[], int]) -> int:
