@@ -63,7 +63,11 @@ def machine_config(config: Config) -> CoordinatorConfig:
 
 
 def new_epoch() -> int:
-    """Higher than in any earlier life on this host, without keeping a file: wall-clock milliseconds."""
+    """Higher than in any earlier life, without keeping a file: wall-clock milliseconds.
+
+    Not so when the clock was set back by more than the coordinator was away; then the first agent that comes back tells
+    what it has seen, and the machine goes above that (see :class:`~proxyd.core.coordinator.CoordinatorMachine`).
+    """
     return time.time_ns() // 1_000_000
 
 
