@@ -124,6 +124,7 @@ def test_a_peer_that_ends_fails_its_receives_but_not_what_it_delivered(
         here.recv(0, 1, timeout_s=20)
     assert not anyone.done()
     second_life = connect(agent, 0)
+    here.link_state(0)  # its answer comes behind the news of the second life
     second_life.isend(b"again", 1, tag=2)
     assert bytes(here.recv(0, 2, timeout_s=20).data) == b"again"
     second_life.isend(b"any", 1, tag=9)
