@@ -29,12 +29,12 @@ def ask(link: LinkGranter, session: int, nbytes: int) -> None:
     link.queue.want(waiting, nbytes)
 
 
-def report(link: LinkGranter, session: int, left: int, backlog: int, now_ns: int) -> None:
+def report(link: LinkGranter, session: int, left: int, delivered: int, backlog: int, now_ns: int) -> None:
     lane = link.lanes[session]
     message = Report(
         link=LINK,
         left_bytes=left,
-        delivered_bytes=left,
+        delivered_bytes=delivered,
         returned_bytes=0,
         unscheduled_bytes=0,
         fallback_bytes=0,
@@ -55,20 +55,33 @@ def granted_bytes(grants: list[tuple[int, Grant]], session: int) -> int:
 
 def test_a_sender_that_stalls_at_its_end_delays_its_successor_only_until_it_goes_on() -> None:
     link = granter()
-    ask(link, 1, 512 << 10)
+    ask(link, 1, 8 * MIB)
     ask(link, 2, 8 * MIB)
-    first = link.decide(0)
-    assert granted_bytes(first, 1) == 512 << 10
-    report(link, 1, 300 << 10, 212 << 10, 6 * MS)
-    link.decide(6 * MS)
-    # Almost over by its own account, so its turn is passed on; then nothing leaves for two reports.
-    later = link.decide(9 * MS)
-    for now_ns in (12 * MS, 18 * MS):
-        report(link, 1, 300 << 10, 212 << 10, now_ns)
-        later += link.decide(now_ns)
-    assert max((grant.start_in_ns for _, grant in later), default=0) < 20 * MS, "no start beyond what can be known"
-    # It goes on and ends: the successor is granted at once.
-    report(link, 1, 512 << 10, 0, 23 * MS)
-    now = link.decide(23 * MS)
-    assert granted_bytes(now, 2) + granted_bytes(later, 2) > 0
-    assert all(grant.start_in_ns <= MS for _, grant in now)
+    step_ns, now_ns = 5 * MS, 0
+    granted = granted_bytes(link.decide(0), 1)
+    left, history = 0, [0] * 13
+    per_step = link.lanes[1].rate_bytes_per_s * step_ns // 1_000_000_000
+
+    def tell(moved: int) -> list[tuple[int, Grant]]:
+        """5 ms later: ``moved`` more bytes have left, what left 65 ms ago is delivered."""
+        nonlocal now_ns, left, granted
+        now_ns += step_ns
+        left = min(granted, left + moved)
+        history.append(left)
+        report(link, 1, left, history[-14], granted - left, now_ns)
+        grants = link.decide(now_ns)
+        granted += granted_bytes(grants, 1)
+        return grants
+
+    grants: list[tuple[int, Grant]] = []
+    while not granted_bytes(grants, 2) and granted - left > 0 and 8 * MIB - left > per_step:
+        grants = tell(per_step)
+    # Its end is near; now nothing leaves for a while. What is handed out meanwhile must not be put off for long.
+    for _ in range(3):
+        grants = tell(0)
+        assert all(grant.start_in_ns < 20 * MS for number, grant in grants if number == 2)
+    # It goes on and ends: the successor may start.
+    grants = [*tell(per_step), *tell(per_step)]
+    assert left == 8 * MIB
+    assert granted_bytes(grants, 2) > 0
+    assert all(grant.start_in_ns <= step_ns for number, grant in grants if number == 2)
