@@ -110,6 +110,7 @@ class AgentMachine:
     def handle(self, event: ev.AgentEvent, now_ns: int) -> list[AgentEffect]:
         """Take in one event; returns what the driver has to do, in order."""
         self._dispatch(event, now_ns)
+        self._forget_handed_over()
         self.sender.tick(now_ns)
         self._tick_orphans(now_ns)
         effects = self._effects[:]
@@ -209,12 +210,10 @@ class AgentMachine:
                 receiver.accepted(event.transfer)
             case ev.RecvReleased():
                 receiver.released(event.transfer)
-                self._handed_over_done(event.transfer)
             case ev.BlockAllocated():
                 self._allocated(event.transfer)
             case ev.BlockDenied():
                 receiver.denied(event.transfer, event.reason, event.permanent)
-                self._handed_over_done(event.transfer)
             case ev.MemoryFreed():
                 receiver.memory_freed(event.endpoint)
             case ev.PeerFrame():
@@ -313,7 +312,6 @@ class AgentMachine:
             out.step(SendInput.HANDED_OVER)
             self.sender.transfers[event.transfer] = out
             self.receiver.handed_over(event.transfer, envelope)
-            self._handed_over_done(event.transfer)
             return
         self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns)
 
@@ -323,19 +321,20 @@ class AgentMachine:
         if out is not None and out.state is SendState.HANDED_OVER and out.filled_bytes:
             self.receiver.local_filled(transfer, out.filled_bytes)
 
-    def _handed_over_done(self, transfer: TransferId) -> None:
-        """Forget a handed-over message when its receiving end is through with it."""
-        out = self.sender.transfers.get(transfer)
-        if out is not None and out.state is SendState.HANDED_OVER and transfer not in self.receiver.transfers:
-            self.sender.forget(out)
+    def _forget_handed_over(self) -> None:
+        """Forget the handed-over messages whose receiving end is through with them, in whichever way."""
+        ended = self.receiver.ended_local
+        while ended:
+            out = self.sender.transfers.get(ended.pop())
+            if out is not None and out.state is SendState.HANDED_OVER:
+                self.sender.forget(out)
 
     def _cancelled(self, transfer: TransferId, now_ns: int) -> None:
         out = self.sender.transfers.get(transfer)
         if out is None:
             return
         if out.state is SendState.HANDED_OVER:
-            if self.receiver.cancel_local(transfer):
-                self.sender.forget(out)
+            self.receiver.cancel_local(transfer)
             return
         self.sender.cancel(out, ErrorCode.CANCELLED, f"{out.envelope.describe()}: cancelled", now_ns)
 
@@ -419,8 +418,9 @@ class AgentMachine:
         for out in self.sender.take_waiting(entry.endpoint):
             out.peer = self.config.agent
             out.step(SendInput.HANDED_OVER)
+            # Its trainer may have closed: the message is in the receiver's hands now, and lingers no longer.
+            self._orphans.pop(out.transfer, None)
             self.receiver.handed_over(out.transfer, out.envelope)
-            self._handed_over_done(out.transfer)
 
     def _drop_unused_peers(self, now_ns: int) -> None:
         used = set(self._directory.agents()) | {out.peer for out in self.sender.transfers.values()}

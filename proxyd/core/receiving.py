@@ -46,6 +46,8 @@ class Receiver:
         """Per (source, destination): offered and not told yet, in order."""
         self._denied: dict[EndpointName, deque[TransferId]] = {}
         """Per destination: accepted messages for which there was no memory."""
+        self.ended_local: list[TransferId] = []
+        """Handed-over messages that have ended here since the machine last looked."""
         self.corrupt_chunks = 0
         self.received_bytes = 0
 
@@ -86,8 +88,6 @@ class Receiver:
         elif incoming.eager:
             self._allocate(incoming)
         self._tell_in_order(envelope)
-        if incoming.nbytes == 0:
-            self._complete(incoming, 0)
 
     def _allocate(self, incoming: Incoming) -> None:
         local = incoming.peer is None
@@ -111,9 +111,9 @@ class Receiver:
             self.effects.append(
                 TellOffered(envelope.destination, incoming.transfer, incoming.envelope, incoming.has_memory)
             )
-            if incoming.prefix_bytes and incoming.peer is not None:
-                self._tell_landed(incoming)
-            if incoming.peer is None and incoming.landed_bytes:
+            if incoming.nbytes == 0:
+                self._complete(incoming, 0)
+            elif incoming.landed_bytes if incoming.peer is None else incoming.prefix_bytes:
                 self._tell_landed(incoming)
         self._untold.pop(key, None)
 
@@ -190,6 +190,7 @@ class Receiver:
         del self.transfers[transfer]
         self._free(incoming)
         if incoming.peer is None:
+            self.ended_local.append(transfer)
             self.effects.append(TellSendDone(incoming.envelope.source, transfer))
 
     def _free(self, incoming: Incoming) -> None:
@@ -238,6 +239,7 @@ class Receiver:
         self._tell_landed(incoming)
         if incoming.peer is None:
             if incoming.nbytes == 0:
+                self.ended_local.append(incoming.transfer)
                 self.effects.append(TellSendDone(incoming.envelope.source, incoming.transfer))
                 del self.transfers[incoming.transfer]
             return
@@ -269,6 +271,8 @@ class Receiver:
     def _fail(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
         incoming.step(RecvInput.FAILED)
         del self.transfers[incoming.transfer]
+        if incoming.peer is None:
+            self.ended_local.append(incoming.transfer)
         destination = incoming.envelope.destination
         if incoming.told and destination in self.clients:
             done = incoming.landed_bytes
@@ -291,13 +295,11 @@ class Receiver:
             if incoming.state is not RecvState.LANDED:
                 self._fail(incoming, ErrorCode.PEER_LOST, f"{incoming.envelope.describe()}: sender gone: {reason}")
 
-    def cancel_local(self, transfer: TransferId) -> bool:
-        """A local sender gives up a handed-over message. False: too late, it is complete."""
+    def cancel_local(self, transfer: TransferId) -> None:
+        """A local sender gives up a handed-over message. Too late when it is complete."""
         incoming = self.transfers.get(transfer)
-        if incoming is None or incoming.state is RecvState.LANDED:
-            return False
-        self._refuse(incoming, ErrorCode.CANCELLED, f"{incoming.envelope.describe()}: cancelled by the sender")
-        return True
+        if incoming is not None and incoming.state is not RecvState.LANDED:
+            self._refuse(incoming, ErrorCode.CANCELLED, f"{incoming.envelope.describe()}: cancelled by the sender")
 
     def inbound_closed(self, peer: AgentName, reason: str) -> None:
         """A peer's connections ended: its unfinished messages can't be completed (not resumed yet)."""
