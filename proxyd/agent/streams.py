@@ -25,6 +25,10 @@ from proxyd.wire.envelope import TransferId
 
 TURN_BYTES = 4 << 20
 _SCRATCH_BYTES = 256 << 10
+LARGE_CHUNK_BYTES = 1 << 20
+WAKE_BYTES = 512 << 10
+"""Within a large chunk the kernel wakes us for this much, not for every few segments: at the rates that have such
+chunks a wake-up costs as much as copying 100 KB. The end of a chunk always wakes."""
 
 
 class Outgoing(NamedTuple):
@@ -207,6 +211,7 @@ class ReceiveStream:
         self._early: wire.Header | None = None
         self._block: Block | None = None
         self._got_bytes = 0
+        self._low_water = 1
         self._open = True
         self._loop.add_reader(sock, self._on_readable)
 
@@ -217,13 +222,24 @@ class ReceiveStream:
                 got, more = self._read_head() if self._header is None else self._read_payload(self._header)
                 budget -= got
                 if not more:
-                    return
+                    break
+            self._wake_at()
         except BlockingIOError:
-            return
+            self._wake_at()
         except WireError as error:
             self._fail(str(error))
         except OSError as error:
             self._fail(error.strerror or str(error))
+
+    def _wake_at(self) -> None:
+        """Tell the kernel how much it is worth waking up for."""
+        header = self._header
+        low = 1
+        if header is not None and header.length >= LARGE_CHUNK_BYTES:
+            low = min(WAKE_BYTES, header.length - self._got_bytes)
+        if low != self._low_water and self._open:
+            self._low_water = low
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
     def _read_head(self) -> tuple[int, bool]:
         if self._head_bytes < wire.HEADER_BYTES:
@@ -237,12 +253,13 @@ class ReceiveStream:
         header = wire.decode_header(self._head)
         if header.type != wire.DATA_TYPE:
             raise WireError(f"control frame type {header.type} came on a data connection")
-        if self._sink.block_of(header.transfer) is None and not self._sink.was_offered(header.transfer):
+        block = self._sink.block_of(header.transfer)
+        if block is None and not self._sink.was_offered(header.transfer):
             self._early = header
             self._loop.remove_reader(self._sock)
             self._sink.when_offered(header.transfer, self._go_on)
             return wire.HEADER_BYTES, False
-        self._begin(header)
+        self._begin(header, block)
         return wire.HEADER_BYTES, True
 
     def _go_on(self) -> None:
@@ -251,14 +268,13 @@ class ReceiveStream:
             return
         self._early = None
         try:
-            self._begin(header)
+            self._begin(header, self._sink.block_of(header.transfer))
         except WireError as error:
             self._fail(str(error))
             return
         self._loop.add_reader(self._sock, self._on_readable)
 
-    def _begin(self, header: wire.Header) -> None:
-        block = self._sink.block_of(header.transfer)
+    def _begin(self, header: wire.Header, block: Block | None) -> None:
         if block is not None:
             chunk = block.chunk_bytes
             if header.offset % chunk or header.length != min(chunk, block.nbytes - header.offset):

@@ -101,8 +101,8 @@ class Gloo:
 
         torch.set_num_threads(1)
         self._torch, self._dist = torch, dist
-        store = dist.FileStore(args["store"], 2)
-        dist.init_process_group("gloo", store=store, rank=0 if sends else 1, world_size=2)
+        meet_at = f"file://{args['store']}"
+        dist.init_process_group("gloo", init_method=meet_at, rank=0 if sends else 1, world_size=2)
 
     def send(self, data: Bytes) -> None:
         self._dist.send(self._torch.from_numpy(data), dst=1)

@@ -125,6 +125,15 @@ class Rig:
         await self.listener.close("test over")
 
 
+async def poll(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells."""
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen in time")
+
+
 def play(body: Callable[[], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_bounded(body))
@@ -248,9 +257,7 @@ def test_a_block_freed_under_way_is_written_no_more() -> None:
         header = wire.encode_data_header(rig.transfer, 0, CHUNK, xxhash.xxh3_64_intdigest(rig.data))
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(raw, header + rig.data[:1000])
-        async with asyncio.timeout(5):
-            while bytes(whole[at : at + 1000]) != rig.data[:1000]:
-                await asyncio.sleep(0.001)
+        await poll(lambda: bytes(whole[at : at + 1000]) == rig.data[:1000])
         block.release()
         rig.block = None
         rig.link.send(rig.transfer, OFFER)
@@ -357,9 +364,7 @@ def test_more_streams_come_beside_those_that_stand() -> None:
         rig.link.set_pace(90_000_000)
         rig.streams = 20
         rig.want()
-        async with asyncio.timeout(5):
-            while rig.link.stream_count < 20 or rig.listener.connection_count < 21:
-                await asyncio.sleep(0.005)
+        await poll(lambda: rig.link.stream_count == 20 and rig.listener.connection_count == 21)
         assert len(rig.sender.of(PeerConnected)) == 1
         assert not rig.sender.of(PeerDisconnected)
         await rig.close()
