@@ -126,7 +126,8 @@ class Lane:
         else:
             rate = self.rate_bytes_per_s
             leaves_in = max(0, report.leaves_in_ns) + account.unseen_bytes * NANOS // rate
-            elapsed_ns = now_ns - max(self.reported_ns, self._epoch_ns)
+            # Its first byte left half a control round trip after the grant was issued; the news took the other half.
+            elapsed_ns = now_ns - max(self.reported_ns, self._epoch_ns + control_rtt_ns)
             if elapsed_ns > SPEED_SPAN_NS:
                 speed = (account.left_bytes - left_before) * NANOS // elapsed_ns
                 if speed < rate - rate // 4:
