@@ -32,7 +32,7 @@ def draw(path: Path, scenario: Scenario, results: Sequence[RunResult], kind: str
     figure = plt.figure(figsize=(14, 2.6 + 2.5 * rows), layout="constrained")
     grid = figure.add_gridspec(rows, 3, width_ratios=(1.15, 1.0, 1.25))
     _distribution(figure.add_subplot(grid[:, 0]), scenario, shown)
-    longest_s = max((_last_burst_s(result) for result in shown), default=1.0) * 1.03
+    longest_s = max((_last_burst_s(result) for result in shown), default=0.0) * 1.03 or 1.0
     queue_axes: list[Any] = []
     sends: list[Any] = []
     for row, result in enumerate(shown):
@@ -98,6 +98,7 @@ def _distribution(axes: Any, scenario: Scenario, results: Sequence[RunResult]) -
     axes.set_xlabel("seconds from ready to the receiver's last byte (dots: p99)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(alpha=0.3)
+    # Wide enough that the legend hides no curve: nothing has arrived after the last one ends.
     axes.legend(loc="lower right", fontsize=9.5, framealpha=0.95)
 
 

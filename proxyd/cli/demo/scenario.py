@@ -119,7 +119,7 @@ class Mode:
     @property
     def label(self) -> str:
         """For tables and pictures."""
-        return self.name.replace("plain-", "plain ")
+        return self.name.replace("plain-", "plain ").replace("-ssai-on", ", ssai on")
 
 
 def main_modes(bursts: int) -> list[Mode]:
