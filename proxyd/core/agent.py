@@ -187,7 +187,7 @@ class AgentMachine:
         sender, receiver = self.sender, self.receiver
         match event:
             case ev.ChunkArrived():
-                receiver.chunk(event.transfer, event.offset, event.length, event.good, now_ns)
+                receiver.chunk(event.peer, event.transfer, event.offset, event.length, event.good, now_ns)
             case ev.SendProgress():
                 sender.asking.progress(event, now_ns)
             case ev.TimePassed():
@@ -437,9 +437,9 @@ class AgentMachine:
                 case wire.Offer():
                     self.receiver.offered(event.peer, transfer, frame)
                 case wire.Expect():
-                    self.receiver.expected(transfer, frame)
+                    self.receiver.expected(event.peer, transfer, frame)
                 case wire.Cancel():
-                    self.receiver.cancelled(transfer, frame)
+                    self.receiver.cancelled(event.peer, transfer, frame)
                 case _:
                     pass  # keep-alive frames are the driver's
             return

@@ -41,11 +41,14 @@ class Receiver:
         """Local endpoints and their incarnations; shared with the machine."""
         self.effects = effects
         self.transfers: dict[TransferId, Incoming] = {}
-        self.delivered: OrderedDict[TransferId, int] = OrderedDict()
+        self.delivered: OrderedDict[tuple[EndpointName, TransferId], int] = OrderedDict()
+        """By sender too: a trainer that uses another one's incarnation must not get the other's acknowledgements."""
         self._untold: dict[tuple[EndpointName, EndpointName], deque[TransferId]] = {}
         """Per (source, destination): offered and not told yet, in order."""
         self._denied: dict[EndpointName, deque[TransferId]] = {}
         """Per destination: accepted messages for which there was no memory."""
+        self._asked: dict[TransferId, EndpointName] = {}
+        """Messages whose AllocateBlock has not been answered."""
         self.ended_local: list[TransferId] = []
         """Handed-over messages that have ended here since the machine last looked."""
         self.corrupt_chunks = 0
@@ -56,25 +59,32 @@ class Receiver:
     def offered(self, peer: AgentName, transfer: TransferId, offer: wire.Offer) -> None:
         """A peer offers a message."""
         envelope = offer.envelope
-        if transfer in self.delivered:
-            self._answer(peer, transfer, wire.Ack(self.delivered[transfer], 0))
+        delivered_bytes = self.delivered.get((envelope.source, transfer))
+        if delivered_bytes is not None:
+            self._answer(peer, transfer, wire.Ack(delivered_bytes, 0))
             return
-        if transfer in self.transfers:
+        known = self.transfers.get(transfer)
+        if known is not None and (known.peer, known.envelope) == (peer, envelope):
             return  # a repeated offer of one that is under way
-        problem = _problem_of(offer)
+        problem = _problem_of(offer) if known is None else _clash_of(known)
         if problem is not None:
-            self._answer(peer, transfer, wire.Fail(ErrorCode.PROTOCOL, problem, 0))
+            self._refuse_offer(peer, transfer, offer, ErrorCode.PROTOCOL, problem)
             return
         incarnation = self.clients.get(envelope.destination)
         if incarnation is None or offer.dst_incarnation not in (0, incarnation):
             life = "is not connected to this agent" if incarnation is None else "was restarted: this life of it is over"
-            self._answer(peer, transfer, wire.Fail(ErrorCode.PEER_LOST, f"{envelope.destination} {life}", 0))
+            self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, f"{envelope.destination} {life}")
             return
         incoming = Incoming(transfer, envelope, peer, offer.chunk_bytes, offer.eager)
         self._take_in(incoming)
 
     def handed_over(self, transfer: TransferId, envelope: Envelope) -> None:
         """A message between two trainers of this agent: its block is handed over."""
+        if (known := self.transfers.get(transfer)) is not None:
+            self.ended_local.append(transfer)
+            text = f"{envelope.describe()}: {_clash_of(known)}"
+            self.effects.append(TellSendFailed(envelope.source, transfer, ErrorCode.PROTOCOL, text, 0))
+            return
         self._take_in(Incoming(transfer, envelope, None, LOCAL_CHUNK_BYTES, eager=True))
 
     def _take_in(self, incoming: Incoming) -> None:
@@ -91,6 +101,7 @@ class Receiver:
 
     def _allocate(self, incoming: Incoming) -> None:
         local = incoming.peer is None
+        self._asked[incoming.transfer] = incoming.envelope.destination
         effect = AllocateBlock(
             incoming.transfer, incoming.envelope.destination, incoming.nbytes, incoming.chunk_bytes, local
         )
@@ -117,17 +128,17 @@ class Receiver:
                 self._tell_landed(incoming)
         self._untold.pop(key, None)
 
-    def expected(self, transfer: TransferId, frame: wire.Expect) -> None:
+    def expected(self, peer: AgentName, transfer: TransferId, frame: wire.Expect) -> None:
         """A prediction for the receiving trainer."""
         incoming = self.transfers.get(transfer)
-        if incoming is not None and incoming.told:
+        if incoming is not None and incoming.peer == peer and incoming.told:
             destination = incoming.envelope.destination
             self.effects.append(TellExpect(destination, transfer, frame.finish_in_ns, frame.uncertainty_ns))
 
-    def cancelled(self, transfer: TransferId, frame: wire.Cancel) -> None:
+    def cancelled(self, peer: AgentName, transfer: TransferId, frame: wire.Cancel) -> None:
         """The sender gave the message up."""
         incoming = self.transfers.get(transfer)
-        if incoming is not None and incoming.state is not RecvState.LANDED:
+        if incoming is not None and incoming.peer == peer and incoming.state is not RecvState.LANDED:
             code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
             self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {frame.message}")
 
@@ -136,7 +147,11 @@ class Receiver:
     def allocated(self, transfer: TransferId) -> None:
         """Memory was found."""
         incoming = self.transfers.get(transfer)
+        asked_by = self._asked.pop(transfer, None)
         if incoming is None:
+            if asked_by is not None:
+                # It ended while its memory was being looked for.
+                self.effects.append(FreeBlock(transfer, asked_by))
             return
         was_told = incoming.told
         incoming.allocated()
@@ -150,6 +165,7 @@ class Receiver:
 
     def denied(self, transfer: TransferId, reason: str, permanent: bool) -> None:
         """No memory: now, or ever."""
+        self._asked.pop(transfer, None)
         incoming = self.transfers.get(transfer)
         if incoming is None:
             return
@@ -159,7 +175,9 @@ class Receiver:
         if incoming.eager and not incoming.told:
             incoming.eager = False
             if incoming.peer is not None:
+                # Its budget comes back as for any other: the sender may have given it up meanwhile.
                 self._answer(incoming.peer, transfer, wire.TurnedDown(reason[:1024]))
+                self._return_budget(incoming.peer, incoming.envelope)
             self._tell_in_order(incoming.envelope)
             return
         self._denied.setdefault(incoming.envelope.destination, deque()).append(transfer)
@@ -198,19 +216,22 @@ class Receiver:
         if incoming.nbytes and incoming.has_memory:
             self.effects.append(FreeBlock(incoming.transfer, envelope.destination))
         if incoming.eager and incoming.peer is not None and incoming.nbytes:
-            frame = wire.EagerReturned(envelope.job, envelope.src_rank, envelope.dst_rank, incoming.nbytes)
-            self.effects.append(ToPeer(incoming.peer, True, wire.NO_TRANSFER, frame))
+            self._return_budget(incoming.peer, envelope)
+
+    def _return_budget(self, peer: AgentName, envelope: Envelope) -> None:
+        frame = wire.EagerReturned(envelope.job, envelope.src_rank, envelope.dst_rank, envelope.nbytes)
+        self.effects.append(ToPeer(peer, True, wire.NO_TRANSFER, frame))
 
     # ---------------------------------------------------------------------------------------- data
 
-    def chunk(self, transfer: TransferId, offset: int, length: int, good: bool, now_ns: int) -> None:
+    def chunk(self, peer: AgentName, transfer: TransferId, offset: int, length: int, good: bool, now_ns: int) -> None:
         """A chunk is in place."""
         incoming = self.transfers.get(transfer)
-        if incoming is None or incoming.state is not RecvState.LANDING or incoming.peer is None:
+        if incoming is None or incoming.state is not RecvState.LANDING or incoming.peer != peer:
             return
         if not good:
             self.corrupt_chunks += 1
-            self._answer(incoming.peer, transfer, wire.Nack(offset, length))
+            self._answer(peer, transfer, wire.Nack(offset, length))
             return
         before = incoming.prefix_chunks
         if not incoming.mark(offset, length, now_ns):
@@ -243,7 +264,7 @@ class Receiver:
                 self.effects.append(TellSendDone(incoming.envelope.source, incoming.transfer))
                 del self.transfers[incoming.transfer]
             return
-        self.delivered[incoming.transfer] = incoming.nbytes
+        self.delivered[incoming.envelope.source, incoming.transfer] = incoming.nbytes
         if len(self.delivered) > DELIVERED_REMEMBERED:
             self.delivered.popitem(last=False)
         self._answer(incoming.peer, incoming.transfer, wire.Ack(incoming.nbytes, arrival_span_ns))
@@ -259,6 +280,14 @@ class Receiver:
 
     def _answer(self, peer: AgentName, transfer: TransferId, frame: wire.Frame) -> None:
         self.effects.append(ToPeer(peer, True, transfer, frame))
+
+    def _refuse_offer(
+        self, peer: AgentName, transfer: TransferId, offer: wire.Offer, code: ErrorCode, message: str
+    ) -> None:
+        """An offer that isn't even taken in; its budget comes back like that of any other."""
+        self._answer(peer, transfer, wire.Fail(code, message, 0))
+        if offer.eager and offer.envelope.nbytes:
+            self._return_budget(peer, offer.envelope)
 
     def _refuse(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
         """End a message from this side: the sender hears it, and the trainer if it was told of the message."""
@@ -310,6 +339,14 @@ class Receiver:
                     f"{incoming.landed_bytes} of {incoming.nbytes} bytes: {reason}. The sender has to send it again"
                 )
                 self._fail(incoming, ErrorCode.PEER_LOST, text)
+
+
+def _clash_of(known: Incoming) -> str:
+    """What is wrong with a second message of the same name, in words."""
+    return (
+        f"another message is under way as {known.transfer} ({known.envelope.source} sends it): two trainers use the "
+        "same incarnation; start one of them again"
+    )
 
 
 def _problem_of(offer: wire.Offer) -> str | None:

@@ -94,8 +94,8 @@ class Sender:
             waiting = self._unoffered.get(out.envelope.destination)
             if waiting and out.transfer in waiting:
                 waiting.remove(out.transfer)
-        # The receiver gives the budget of a failed transfer back itself (EagerReturned); without a receiver the whole
-        # pair starts over when the peer connects again.
+        # The receiver gives the budget of every eager offer back itself (EagerReturned), once; without a receiver the
+        # whole pair starts over when the peer connects again.
         bytes_done = min(out.nbytes, out.taken_bytes)
         out.step(SendInput.FAILED)
         self._close(out, False, 0, now_ns)
@@ -196,8 +196,6 @@ class Sender:
         if not out.eager or out.state not in (SendState.QUEUED, SendState.SENDING, SendState.UNACKED):
             return
         out.eager = False
-        pair = (out.envelope.source, out.envelope.destination)
-        self.eager_returned(pair, out.nbytes)
         out.step(SendInput.TURNED_DOWN)
         self.asking.turned_down(out, now_ns)
         out.start_over()
