@@ -95,7 +95,7 @@ class LinkGranter:
         self._active: dict[int, Lane] = {}
         """Lanes with unsettled grants or a reserve: the others cost nothing per decision."""
         self._totals = LinkTotals()
-        self.last_reason = ""
+        self._last: Waiting | str = ""
         self.settle_until_ns = settle_until_ns
         """A restarted coordinator grants only what the agents' fallback leaves over until then."""
         self._control_rtt_ns = control_rtt_ns
@@ -134,7 +134,7 @@ class LinkGranter:
             self._window_of_lanes.clear()
         changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s)
         if changed:
-            self.last_reason = changed
+            self._last = changed
 
     def session_ended(self, session: int, agent: AgentName, reserve_bytes_per_s: int, now_ns: int) -> None:
         """A session is gone. What its agent holds is reserved until it can't matter any more, and so is what it may
@@ -205,6 +205,12 @@ class LinkGranter:
             for bottleneck in self.bottlenecks:
                 bottleneck.settle(nbytes)
 
+    @property
+    def last_reason(self) -> str:
+        """The latest decision, in words."""
+        last = self._last
+        return last if isinstance(last, str) else f"{last.transfer}: {last.reason}"
+
     def totals(self) -> LinkTotals:
         """All that happened, present lanes included."""
         totals = dataclasses.replace(self._totals, class_bytes=list(self._totals.class_bytes))
@@ -265,9 +271,9 @@ class LinkGranter:
             return False
         busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
         plan = self._plan(now_ns)
-        planned = {share.lane.session for share in plan}
+        planned = [share.lane for share in plan]
         for lane in busy:
-            lane.out_of_turn = lane.session not in planned
+            lane.out_of_turn = lane not in planned
             if lane.out_of_turn and not lane.leaving:
                 lane.leaving = lane.near_end(now_ns, self.sizes.lead_ns, self._fresh_ns, self.sizes.half_buffer_bytes)
         self._resize(max(len(plan), 1))
@@ -447,7 +453,7 @@ class LinkGranter:
         elif self.queue.waits_below(waiting.traffic):
             # Only a lower class can starve: within a class it is first come, first served.
             self._credit_bytes += nbytes // STARVATION_SHARE
-        self.last_reason = f"{waiting.transfer}: {waiting.reason}"
+        self._last = waiting
 
     # ----------------------------------------------------------------------------------------------------------- sizes
 

@@ -101,7 +101,8 @@ class Lane:
 
     def busy(self, now_ns: int) -> bool:
         """Granted bytes may still be at its host."""
-        return self.account.binding_rate(now_ns) > 0 or self.reserve_until_ns > now_ns
+        account = self.account
+        return (now_ns < account.binds_until_ns and account.top_rate_bytes_per_s > 0) or now_ns < self.reserve_until_ns
 
     def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, control_rtt_ns: int, idle: bool) -> None:
         """A grant was issued."""
