@@ -12,7 +12,10 @@ KEEPALIVE_TIMEOUT_NS = 2_000_000_000
 RECONNECT_INITIAL_NS = 100_000_000
 RECONNECT_MIN_NS = 1_000_000_000
 RECONNECT_MAX_NS = 2_000_000_000
-"""gRPC's own back off to two minutes; a restarted coordinator is wanted back at once."""
+"""How an agent backs off between its sessions: a restarted coordinator is wanted back at once."""
+REDIAL_MAX_NS = 500_000_000
+"""The channel underneath dials on its own and fails every call meanwhile (by default for two minutes in the end). It has
+to be faster than the sessions, or the two waits would add up."""
 
 Options = list[tuple[str, int]]
 
@@ -35,7 +38,7 @@ def channel_options() -> Options:
         *_BOTH,
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_INITIAL_NS // 1_000_000),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_NS // 1_000_000),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_NS // 1_000_000),
+        ("grpc.max_reconnect_backoff_ms", REDIAL_MAX_NS // 1_000_000),
         # An http_proxy in the environment would swallow even 127.0.0.1.
         ("grpc.enable_http_proxy", 0),
         # Two sessions of one process must not share, and lose, one connection.
