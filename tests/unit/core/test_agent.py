@@ -377,8 +377,10 @@ def test_stopping_fails_everything_and_closes_every_trainer() -> None:
     world = two_sites()
     world.post("a/0", 1, 0, 1, MIB)
     world.put("a/0", ev.Stopping("SIGTERM"))
-    assert world.tells(fx.TellSendFailed)[0].code is ErrorCode.CLOSED
+    assert world.tells(fx.TellSendFailed)[0].code is ErrorCode.AGENT_UNAVAILABLE
     assert world.tells(fx.CloseClient)[0].endpoint == EndpointName("job", 0)
+    # The other side lost its peer.
+    assert {f.code for f in world.tells(fx.TellRecvFailed)} <= {ErrorCode.PEER_LOST}
 
 
 def test_announcements_are_matched_to_the_next_message_of_their_channel() -> None:
@@ -420,7 +422,9 @@ def test_delivered_bytes_go_on_counting_over_a_peer_that_was_dropped_and_dialled
     world.delivered("a/0", "b/0")
     # The job ends: nobody needs the connections any more. The next one's connections count from zero.
     gone = world.endpoints.pop()
-    world.put("a/0", ev.CoordinatorSaid(COORDINATOR, Directory((), ((gone.endpoint, gone.incarnation, "ended"),), full=False)))
+    world.put(
+        "a/0", ev.CoordinatorSaid(COORDINATOR, Directory((), ((gone.endpoint, gone.incarnation, "ended"),), full=False))
+    )
     assert world.tells(fx.DropPeer)
     world._taken.clear()
     world.attach("b/0", 1, 900)
