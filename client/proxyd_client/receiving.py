@@ -9,6 +9,7 @@ back to the caller, under a running copy.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import OrderedDict
 from typing import TypeVar, cast
@@ -49,6 +50,8 @@ E = TypeVar("E", bound=ProxydError)
 
 _COPY_BYTES = 4 << 20
 _EARLY_EXPECTS = 1024
+LOST_GRACE_S = 0.3
+"""A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
 
 
 class Receive(Posted):
@@ -310,13 +313,22 @@ class Receiver:
         self._gone.pop(frame.rank, None)
 
     def on_peer_gone(self, frame: PeerGone) -> None:
-        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come."""
+        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come from that life."""
         if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
             return  # a newer life of it is here already
         self._here.pop(frame.rank, None)
-        self._gone[frame.rank] = frame.message or "its process has ended"
-        for receive in self._matcher.waiting_for(frame.rank):
-            self._fail_lost(cast(Receive, receive), self._gone[frame.rank])
+        timer = threading.Timer(LOST_GRACE_S, self._declare_lost, (frame,))
+        timer.daemon = True
+        timer.start()
+
+    def _declare_lost(self, frame: PeerGone) -> None:
+        """Unless another life of the rank has come, its receives fail; in a thread of its own."""
+        with self.core.lock:
+            if self.core.failure is not None or frame.rank in self._here:
+                return
+            self._gone[frame.rank] = frame.message or "its process has ended"
+            for receive in self._matcher.waiting_for(frame.rank):
+                self._fail_lost(cast(Receive, receive), self._gone[frame.rank])
 
     def fail_all(self, error: ProxydError) -> None:
         """The session ended: every receive that isn't complete fails."""
@@ -324,7 +336,12 @@ class Receiver:
         held = [cast(Receive, i.receive) for i in self._incoming.values() if i.receive is not None]
         for receive in (*waiting, *held):
             if not receive.ended:
-                self._end(receive, self._error(type(error), receive, "was given up", str(error), ""))
+                what = "was given up"
+                if receive.incoming is not None:
+                    incoming = receive.incoming
+                    done = f"{incoming.landed_bytes} of {incoming.envelope.nbytes} bytes done"
+                    what = f"was given up ({receive.phase}, {done})"
+                self._end(receive, self._error(type(error), receive, what, str(error), ""))
         self._incoming.clear()
         self._private.clear()
         self._landing.clear()
@@ -433,8 +450,9 @@ class Receiver:
 
     def _fail_with(self, receive: Receive, incoming: Incoming) -> None:
         code, message, bytes_done = incoming.failed or (ErrorCode.INTERNAL, "", 0)
+        what = f"failed ({receive.phase}, {bytes_done} of {incoming.envelope.nbytes} bytes done)"
         error = self._error(
-            class_of_code(code), receive, "failed", message, next_step_of_code(code), incoming.envelope.src_rank
+            class_of_code(code), receive, what, message, next_step_of_code(code), incoming.envelope.src_rank
         )
         error.bytes_done = bytes_done
         self._forget(incoming)

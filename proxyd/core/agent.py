@@ -461,7 +461,8 @@ class AgentMachine:
                 self.sender.nacked(out, frame, now_ns)
             case wire.Fail():
                 code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
-                text = f"{out.envelope.describe()}: refused by agent {event.peer}: {frame.message}"
+                message = frame.message.removeprefix(f"{out.envelope.describe()}: ")
+                text = f"{out.envelope.describe()}: refused by agent {event.peer}: {message}"
                 self.sender.fail(out, code, text, now_ns)
             case _:
                 pass
@@ -475,7 +476,10 @@ class AgentMachine:
                 self.sender.forget(out)
             else:
                 self.sender.cancel(out, event.code, f"{out.envelope.describe()}: agent stops: {event.reason}", now_ns)
-        for endpoint, incarnation in sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank)):
-            self.receiver.client_gone(endpoint, event.reason)
-            self._effects.append(CloseClient(endpoint, incarnation, event.code, f"the agent stops: {event.reason}"))
+        clients = sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank))
         self._clients.clear()
+        for endpoint, incarnation in clients:
+            # First the trainers: it is their agent that is gone, not the peers whose messages end with it.
+            self._effects.append(CloseClient(endpoint, incarnation, event.code, f"the agent stops: {event.reason}"))
+        for endpoint, _ in clients:
+            self.receiver.client_gone(endpoint, f"its agent stops: {event.reason}")

@@ -254,10 +254,10 @@ class CoordinatorLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stopping:
-    """The agent shuts down: fail what is pending with CLOSED."""
+    """The agent shuts down: fail what is pending."""
 
     reason: str
-    code: ErrorCode = ErrorCode.CLOSED
+    code: ErrorCode = ErrorCode.AGENT_UNAVAILABLE
 
 
 AgentEvent: TypeAlias = (

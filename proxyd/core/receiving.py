@@ -140,7 +140,9 @@ class Receiver:
         incoming = self.transfers.get(transfer)
         if incoming is not None and incoming.peer == peer and incoming.state is not RecvState.LANDED:
             code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
-            self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {frame.message}")
+            # The sender's text begins with the same description.
+            message = frame.message.removeprefix(f"{incoming.envelope.describe()}: ")
+            self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {message}")
 
     # -------------------------------------------------------------------------------------- memory
 

@@ -82,7 +82,9 @@ class Sender:
         if out.finished:
             return
         if out.peer is not None and out.state is not SendState.RESOLVING:
-            frame = wire.Cancel(code, message[:1024])
+            # That this side is closed or stops is, to the other one, the loss of its peer.
+            ours = code in (ErrorCode.CLOSED, ErrorCode.AGENT_UNAVAILABLE)
+            frame = wire.Cancel(ErrorCode.PEER_LOST if ours else code, message[:1024])
             self.effects.append(ToPeer(out.peer, False, out.transfer, frame))
         self.fail(out, code, message, now_ns)
 
