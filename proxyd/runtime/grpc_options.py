@@ -14,8 +14,8 @@ RECONNECT_MIN_NS = 1_000_000_000
 RECONNECT_MAX_NS = 2_000_000_000
 """How an agent backs off between its sessions: a restarted coordinator is wanted back at once."""
 REDIAL_MAX_NS = 500_000_000
-"""The channel underneath dials on its own and fails every call meanwhile (by default for two minutes in the end). It has
-to be faster than the sessions, or the two waits would add up."""
+"""The channel underneath dials on its own and fails every call meanwhile (in the end, by default, for two minutes). It
+has to be faster than the sessions, or the two waits would add up."""
 
 Options = list[tuple[str, int]]
 
