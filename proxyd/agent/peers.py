@@ -101,7 +101,7 @@ class PeerLink:
             self._down("its agent was restarted")
         elif self._channel is not None and len(self._streams) < self._wanted_streams and self._adding is None:
             self._adding = self._loop.create_task(self._add_streams(), name=f"more streams to {self.peer}")
-        elif moved:
+        elif moved and self._channel is None:
             self._again.set()
 
     # -- the machine's effects ---------------------------------------------------------------------------------------
@@ -153,14 +153,21 @@ class PeerLink:
                 reason = f"cannot reach agent {self.peer} at {self._address}: {_words(error)}"
                 self._throttle.warning("dial", reason, next_try_s=round(backoff_s, 2))
                 self._emit(PeerUnreachable(self.peer, reason))
-            # Up: until it is down. Unreachable: until the backoff is over, or the peer is said to be elsewhere.
-            timeout_s = None if self._channel is not None else backoff_s * self._random.uniform(0.5, 1.0)
-            try:
-                async with asyncio.timeout(timeout_s):
+            if up_at_s is None:
+                # Unreachable: until the backoff is over, or the peer is said to be elsewhere.
+                try:
+                    async with asyncio.timeout(backoff_s * self._random.uniform(0.5, 1.0)):
+                        await self._again.wait()
+                except TimeoutError:
+                    backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+                    continue
+            else:
+                if self._again.is_set() and self._wanted_incarnation not in (0, self._incarnation):
+                    self._down("its agent was restarted")  # that was said while we dialled
+                # Up: until it is down, whatever else was said meanwhile. A second link would throw out the first.
+                while self._channel is not None:
+                    self._again.clear()
                     await self._again.wait()
-            except TimeoutError:
-                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
-                continue
             if up_at_s is None or self._loop.time() - up_at_s > SETTLED_S:
                 backoff_s = FIRST_BACKOFF_S
             else:
