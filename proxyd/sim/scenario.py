@@ -32,7 +32,9 @@ TOML::
     traffic = "pipeline"
     times = 3                              # optional: again so often,
     gap = "350ms"                          # ... so long after the last arrival
-    cancel = 0.0                           # optional: share of the messages that is given up at a random time
+    spread = "0.2ms"                       # optional: posted at random times within it
+    cancel = 0.0                           # optional: share of the messages that is given up,
+    cancel_within = "2s"                   # ... at a random time so soon after it was posted
 
     [[fault]]                              # optional
     at = "2s"
@@ -98,8 +100,9 @@ class Burst:
     traffic: TrafficClass
     times: int
     gap_ns: int
-    cancel: float
     spread_ns: int
+    cancel: float
+    cancel_within_ns: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ _KEYS = {
     "link": {"from", "to", "capacity", "rtt", "buffer", "loss"},
     "control": {"delay", "jitter"},
     "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
-    "burst": {"at", "from", "to", "size", "traffic", "times", "gap", "cancel", "spread"},
+    "burst": {"at", "from", "to", "size", "traffic", "times", "gap", "spread", "cancel", "cancel_within"},
     "fault": {"at", "do", "rank"},
     "expect": {
         "after_rounds",
@@ -228,8 +231,9 @@ def _scenario(name: str, data: Mapping[str, Any]) -> Scenario:
                 TrafficClass.parse(b["traffic"]),
                 b.get("times", 1),
                 parse_duration(b.get("gap", "350ms")),
-                float(b.get("cancel", 0.0)),
                 parse_duration(b.get("spread", "0.2ms")),
+                float(b.get("cancel", 0.0)),
+                parse_duration(b.get("cancel_within", "2s")),
             )
             for b in data.get("burst", ())
         ),
@@ -321,7 +325,8 @@ class Run:
                     transfer = trainer.send(to_rank, burst.size_bytes, burst.traffic)
                     sent.append(transfer)
                     if gives_up:
-                        world.clock.after(world.rng.randrange(2 * NANOS), lambda: trainer.cancel(transfer))
+                        after_ns = world.rng.randrange(burst.cancel_within_ns)
+                        world.clock.after(after_ns, lambda: trainer.cancel(transfer))
 
             world.clock.after(delay_ns, post)
         if times > 1:
