@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from proxyd.agent.clients import ClientHub
 
 HELLO_S = 10.0
+DEATH_GRACE_S = 0.1
 READ_BYTES = 256 << 10
 PAYLOAD_PIECE_BYTES = 1 << 20
 _TRAFFIC = frozenset(TrafficClass)
@@ -96,6 +97,7 @@ class ClientSession:
         self._decoder = wire.Decoder(allow_payload=not shared_memory)
         self._outbox = Outbox(sock, self._on_broken)
         self._hello_timer: asyncio.TimerHandle | None = self._loop.call_later(HELLO_S, self._on_silent)
+        self._end_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock, self._on_readable)
         if who.pidfd >= 0:
             self._loop.add_reader(who.pidfd, self._on_death)
@@ -167,7 +169,7 @@ class ClientSession:
             self._gone(f"its connection broke: {error.strerror or error}")
             return False
         if not data:
-            self._gone("it closed its connection without saying good-bye")
+            self._on_end()
             return False
         self._decoder.feed(data)
         self._take_frames()
@@ -423,6 +425,13 @@ class ClientSession:
     def _on_broken(self, reason: str) -> None:
         self._gone(f"its connection broke: {reason}")
 
+    def _on_end(self) -> None:
+        """The connection ended without a good-bye: most likely the process did, which the pidfd tells in a moment."""
+        self._loop.remove_reader(self._sock)
+        if self._end_timer is None:
+            text = "it closed its connection without saying good-bye"
+            self._end_timer = self._loop.call_later(DEATH_GRACE_S if self.who.pidfd >= 0 else 0, self._gone, text)
+
     def _on_death(self) -> None:
         """The process ended. What it still said counts: a last message, or an orderly good-bye."""
         self._loop.remove_reader(self.who.pidfd)
@@ -459,6 +468,8 @@ class ClientSession:
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         self._loop.remove_reader(self._sock)
         if self.who.pidfd >= 0:
             self._loop.remove_reader(self.who.pidfd)
