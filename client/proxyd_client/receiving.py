@@ -30,9 +30,9 @@ from proxyd.wire.client import (
     encode,
 )
 from proxyd.wire.codec import WireError
-from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TransferId
+from proxyd.wire.envelope import MAX_TRANSFER_BYTES, ErrorCode, TransferId
 from proxyd_client.arena import LARGE_BYTES, Mapping
-from proxyd_client.buffers import Bytes, Payload, misfit, view_of
+from proxyd_client.buffers import Bytes, Payload, view_of
 from proxyd_client.core import SessionCore
 from proxyd_client.errors import (
     MismatchError,
@@ -43,8 +43,9 @@ from proxyd_client.errors import (
     class_of_code,
     next_step_of_code,
 )
-from proxyd_client.matching import Incoming, Matcher, Outcome, Posted
+from proxyd_client.matching import Incoming, Matcher, Outcome
 from proxyd_client.message import Message
+from proxyd_client.receive import Receive, eta_s
 
 E = TypeVar("E", bound=ProxydError)
 
@@ -52,74 +53,6 @@ _COPY_BYTES = 4 << 20
 _EARLY_EXPECTS = 1024
 LOST_GRACE_S = 0.3
 """A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
-
-
-class Receive(Posted):
-    """One receive; an :class:`~proxyd_client.handle.Operation` that gives a Message, or the byte count of ``into``."""
-
-    __slots__ = ("_receiver", "copied_bytes", "copying", "ended", "error", "into", "result", "waiters")
-
-    def __init__(self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None) -> None:
-        def check(envelope: Envelope) -> str:
-            return misfit(into, envelope.dtype, envelope.shape, envelope.nbytes) if into is not None else ""
-
-        super().__init__(src, group, tag, check)
-        self._receiver = receiver
-        self.into = into
-        self.copied_bytes = 0
-        self.copying = False
-        self.waiters = 0
-        self.ended = False
-        self.error: ProxydError | None = None
-        self.result: Message | int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """No message has been matched to it, and it has not failed."""
-        return self.incoming is None and not self.ended
-
-    @property
-    def copy_is_due(self) -> bool:
-        """Bytes have landed that are not copied, and nobody copies."""
-        incoming = self.incoming
-        return (
-            self.into is not None
-            and incoming is not None
-            and not self.copying
-            and not self.ended
-            and incoming.landed_bytes > self.copied_bytes
-        )
-
-    def wait(self, timeout_s: float | None) -> Message | int:
-        """Wait for the message; on a timeout the receive stays posted."""
-        return self._receiver.wait(self, timeout_s, withdraw=False)
-
-    def poll(self) -> bool:
-        """Whether it has ended; reads what is there, and copies a piece of it."""
-        return self._receiver.poll(self)
-
-    def eta_s(self) -> float | None:
-        """Seconds until the predicted arrival of the last byte."""
-        if self.ended:
-            return 0.0
-        return _eta_s(self.incoming) if self.incoming is not None else None
-
-    def cancel(self) -> bool:
-        """Take it back."""
-        return self._receiver.cancel(self)
-
-    def describe(self) -> str:
-        """State in one line."""
-        return f"receive from {self._receiver.core.name_of(self.src)}, tag {self.tag}: {self.phase}"
-
-    @property
-    def phase(self) -> str:
-        """What it waits for, in words."""
-        if self.ended:
-            return "ended"
-        if self.incoming is None:
-            return "waiting for a message"
-        return "landing" if self.incoming.accepted else "waiting for memory"
 
 
 class Receiver:
@@ -219,7 +152,7 @@ class Receiver:
                 if src in (None, incoming.envelope.src_rank)
                 and (incoming.envelope.group, incoming.envelope.tag) == (group, tag)
             ]
-            return _eta_s(min(candidates, key=lambda incoming: incoming.number)) if candidates else None
+            return eta_s(min(candidates, key=lambda incoming: incoming.number)) if candidates else None
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -313,7 +246,7 @@ class Receiver:
         self._gone.pop(frame.rank, None)
 
     def on_peer_gone(self, frame: PeerGone) -> None:
-        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come from that life."""
+        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come of it."""
         if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
             return  # a newer life of it is here already
         self._here.pop(frame.rank, None)
@@ -526,11 +459,3 @@ class Receiver:
             phase=receive.phase,
             bytes_done=incoming.landed_bytes if incoming is not None else 0,
         )
-
-
-def _eta_s(incoming: Incoming) -> float | None:
-    if incoming.complete:
-        return 0.0
-    if not incoming.finish_at_ns:
-        return None
-    return max(0.0, (incoming.finish_at_ns - time.monotonic_ns()) / 1e9)

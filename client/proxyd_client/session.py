@@ -77,10 +77,12 @@ class Session:
             return
         linger_ns = self.welcome.linger_ns if linger_s is None else int(linger_s * 1e9)
         with core.lock:
-            if core.failure is not None or core.closing:
-                self._end(core.failure or _closed(core))
-                return
+            if core.closing:
+                return  # another thread is at it
             core.closing = True
+            if core.failure is not None:
+                self._end(core.failure)
+                return
             deadline_ns = time.monotonic_ns() + max(0, linger_ns)
             core.progress.wait_for(lambda: not self.sender.pending or core.failure is not None, deadline_ns)
             if core.failure is None:

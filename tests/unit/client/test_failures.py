@@ -131,6 +131,19 @@ def test_a_peer_that_ends_fails_its_receives_but_not_what_it_delivered(
     assert bytes(anyone.wait(20).data) == b"any"
 
 
+def test_a_restarted_rank_is_not_taken_for_a_lost_one(
+    agent: FakeAgent, connect: Connect, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    _, here = pair
+    pending = here.irecv(0, 1)
+    for _ in range(3):
+        second = connect(agent, 0)
+    second.isend(b"first", 1, tag=1)
+    assert bytes(pending.wait(20).data) == b"first"
+    second.isend(b"second", 1, tag=1)
+    assert bytes(here.recv(0, 1, timeout_s=20).data) == b"second"
+
+
 def test_a_peer_lost_in_the_middle_of_a_message(pair: tuple[Endpoint, Endpoint], agent: FakeAgent) -> None:
     peer, here = pair
     agent.change(stall_at_bytes=MIB)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from proxyd_client import Endpoint
-from proxyd_client.receiving import Receive
+from proxyd_client.receive import Receive
 from tests.fakes.fake_agent import FakeAgent
 
 from .conftest import Connect

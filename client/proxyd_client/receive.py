@@ -1,0 +1,92 @@
+"""One posted receive: what a handle of ``irecv`` and ``irecv_into`` stands for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from proxyd.wire.envelope import Envelope
+from proxyd_client.buffers import Payload, misfit
+from proxyd_client.errors import ProxydError
+from proxyd_client.matching import Incoming, Posted
+from proxyd_client.message import Message
+
+if TYPE_CHECKING:
+    from proxyd_client.receiving import Receiver
+
+
+class Receive(Posted):
+    """One receive; an :class:`~proxyd_client.handle.Operation` that gives a Message, or the byte count of ``into``."""
+
+    __slots__ = ("_receiver", "copied_bytes", "copying", "ended", "error", "into", "result", "waiters")
+
+    def __init__(self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None) -> None:
+        def check(envelope: Envelope) -> str:
+            return misfit(into, envelope.dtype, envelope.shape, envelope.nbytes) if into is not None else ""
+
+        super().__init__(src, group, tag, check)
+        self._receiver = receiver
+        self.into = into
+        self.copied_bytes = 0
+        self.copying = False
+        self.waiters = 0
+        self.ended = False
+        self.error: ProxydError | None = None
+        self.result: Message | int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """No message has been matched to it, and it has not failed."""
+        return self.incoming is None and not self.ended
+
+    @property
+    def copy_is_due(self) -> bool:
+        """Bytes have landed that are not copied, and nobody copies."""
+        incoming = self.incoming
+        return (
+            self.into is not None
+            and incoming is not None
+            and not self.copying
+            and not self.ended
+            and incoming.landed_bytes > self.copied_bytes
+        )
+
+    def wait(self, timeout_s: float | None) -> Message | int:
+        """Wait for the message; on a timeout the receive stays posted."""
+        return self._receiver.wait(self, timeout_s, withdraw=False)
+
+    def poll(self) -> bool:
+        """Whether it has ended; reads what is there, and copies a piece of it."""
+        return self._receiver.poll(self)
+
+    def eta_s(self) -> float | None:
+        """Seconds until the predicted arrival of the last byte."""
+        if self.ended:
+            return 0.0
+        return eta_s(self.incoming) if self.incoming is not None else None
+
+    def cancel(self) -> bool:
+        """Take it back."""
+        return self._receiver.cancel(self)
+
+    def describe(self) -> str:
+        """State in one line."""
+        return f"receive from {self._receiver.core.name_of(self.src)}, tag {self.tag}: {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        """What it waits for, in words."""
+        if self.ended:
+            return "ended"
+        if self.incoming is None:
+            return "waiting for a message"
+        return "landing" if self.incoming.accepted else "waiting for memory"
+
+
+def eta_s(incoming: Incoming) -> float | None:
+    """Predicted seconds until all of a message is here; None when nothing is predicted."""
+    if incoming.complete:
+        return 0.0
+    if not incoming.finish_at_ns:
+        return None
+    return max(0.0, (incoming.finish_at_ns - time.monotonic_ns()) / 1e9)
