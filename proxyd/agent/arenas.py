@@ -150,7 +150,18 @@ class BlockAllocator:
 class Block:
     """Memory of one message in an arena. ``live`` turns false when it is freed: whoever still writes must stop."""
 
-    __slots__ = ("arena", "chunk_bytes", "extent", "live", "nbytes", "offset", "payload", "prefix", "transfer")
+    __slots__ = (
+        "arena",
+        "chunk_bytes",
+        "extent",
+        "landed",
+        "live",
+        "nbytes",
+        "offset",
+        "payload",
+        "prefix",
+        "transfer",
+    )
 
     def __init__(
         self, transfer: TransferId, arena: Arena | None, extent: int, offset: int, nbytes: int, chunk_bytes: int
@@ -162,6 +173,8 @@ class Block:
         self.nbytes = nbytes
         self.chunk_bytes = chunk_bytes
         self.live = True
+        self.landed: set[int] = set()
+        """Offsets of the chunks that are in place. Here too, for the map in the arena is the trainer's to write."""
         whole = memoryview(b"") if arena is None else arena.view
         self.payload = whole[offset : offset + nbytes]
         self.prefix = whole[extent:offset]
@@ -173,6 +186,7 @@ class Block:
 
     def mark(self, offset: int) -> None:
         """Note in the block's map that the chunk at ``offset`` is in place and verified."""
+        self.landed.add(offset)
         if len(self.prefix):
             mark_chunk(self.prefix, offset // self.chunk_bytes)
 

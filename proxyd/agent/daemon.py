@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from proxyd.agent import tcp
 from proxyd.agent.agent_metrics import agent_families
+from proxyd.agent.arenas import Block
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.effects import Effects
 from proxyd.agent.handshake import Identity
@@ -25,7 +26,7 @@ from proxyd.core.agent import AgentConfig, AgentMachine, PathState
 from proxyd.core.effects import AgentEffect
 from proxyd.core.errors import ConfigError
 from proxyd.core.events import AgentEvent, Stopping, TimePassed
-from proxyd.core.ids import AgentName, EndpointName
+from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello
 from proxyd.runtime import config as conf
 from proxyd.runtime.addresses import Address
@@ -146,7 +147,7 @@ class Agent:
             self._me,
             eager_bytes=self._section.eager_bytes,
             peer_timeout_ns=self._section.peer_timeout_ns,
-            block_of=self.hub.block_of,
+            block_of=self._block_of,
             emit=self.emit,
         )
         congestion_control = tcp.congestion_control_here(self._section.congestion_control)
@@ -208,6 +209,10 @@ class Agent:
                 return Outgoing(chunk, block.payload[chunk.offset : chunk.offset + chunk.length])
             _log.error("a chunk of a message without memory", extra=fields(transfer=chunk.transfer))
         return None
+
+    def _block_of(self, peer: AgentName, transfer: TransferId) -> Block | None:
+        """Where a chunk from ``peer`` goes; None: nowhere."""
+        return self.hub.block_of(transfer) if self.machine.expects_chunks(peer, transfer) else None
 
     def _took(self) -> None:
         self.driver.handle(TimePassed())

@@ -78,7 +78,7 @@ class InboundPeer:
             self._channel.send(frame, transfer)
 
     def block_of(self, transfer: TransferId) -> Block | None:
-        return self._owner.block_of(transfer)
+        return self._owner.block_of(self.peer, transfer)
 
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         self._emit(ChunkArrived(self.peer, transfer, offset, length, good))
@@ -132,7 +132,7 @@ class InboundPeer:
 class InboundListener:
     """Accepts peers. ``emit`` gets InboundOpened, InboundClosed, PeerFrame (inbound), ChunkArrived.
 
-    :param block_of: memory of an incoming message, for its chunks.
+    :param block_of: memory of a message that this peer sends, for its chunks; None: it isn't expected (any more).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class InboundListener:
         *,
         eager_bytes: int,
         peer_timeout_ns: int,
-        block_of: Callable[[TransferId], Block | None],
+        block_of: Callable[[AgentName, TransferId], Block | None],
         emit: Callable[[AgentEvent], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()

@@ -289,8 +289,10 @@ class ReceiveStream:
     def _read_payload(self, header: wire.Header) -> tuple[int, bool]:
         rest = header.length - self._got_bytes
         block = self._block
-        # Freed under way (cancelled, its trainer died): the memory may be somebody else's by now.
-        if block is not None and not block.live:
+        # Freed under way (cancelled, its trainer died): the memory may be somebody else's by now. Landed as another
+        # copy (it was turned down at first, and sent again): with the last chunk the sender's block went back to its
+        # trainer, so this copy may end in other bytes, while the receiving trainer reads the good one.
+        if block is not None and (not block.live or header.offset in block.landed):
             block = self._block = None
         if block is None:
             target = self._scratch[: min(rest, _SCRATCH_BYTES)]

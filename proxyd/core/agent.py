@@ -41,7 +41,7 @@ from proxyd.core.messages import (
 )
 from proxyd.core.receiving import Receiver
 from proxyd.core.sending import Sender
-from proxyd.core.transfer import Outgoing, SendInput, SendState
+from proxyd.core.transfer import Outgoing, RecvState, SendInput, SendState
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import ErrorCode
 
@@ -130,6 +130,11 @@ class AgentMachine:
     def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
         """The chunk that a writable stream to ``peer`` should send next, or None. Handle a TimePassed after pumping."""
         return self.sender.next_chunk(peer, now_ns)
+
+    def expects_chunks(self, peer: AgentName, transfer: TransferId) -> bool:
+        """Whether ``peer`` sends this message, and some of it is still missing."""
+        incoming = self.receiver.transfers.get(transfer)
+        return incoming is not None and incoming.peer == peer and incoming.state is RecvState.LANDING
 
     def link_state(self, source: EndpointName, rank: int, now_ns: int) -> PathState:
         """What is known of the way from a local endpoint to another rank of its job."""

@@ -73,6 +73,7 @@ class Rig:
     """A's link to B, B's listener, and one message's memory on each side."""
 
     def __init__(self, *, streams: int = 2, dialler: Identity = A, peer: AgentName = B.agent, nbytes: int = 0) -> None:
+        self.senders = {dialler.agent}
         self.sender = Events()
         self.receiver = Events()
         self.streams = streams
@@ -91,7 +92,7 @@ class Rig:
             B,
             eager_bytes=5_000_000,
             peer_timeout_ns=TIMEOUT_NS,
-            block_of=lambda transfer: self.block if transfer == self.transfer else None,
+            block_of=lambda peer, transfer: self.block if transfer == self.transfer and peer in self.senders else None,
             emit=self.receiver.emit,
         )
         self.link = PeerLink(
@@ -313,6 +314,7 @@ def test_garbage_on_a_data_connection_ends_that_peer_only(garbage: bytes) -> Non
         rig = Rig(streams=1, nbytes=2 * CHUNK)
         await rig.connect()
         other = dataclasses.replace(A, agent=AgentName("c", "three"))
+        rig.senders.add(other.agent)
         control = await connection(rig, wire.StreamPurpose.CONTROL, other)
         data = await connection(rig, wire.StreamPurpose.DATA, other)
         await asyncio.get_running_loop().sock_sendall(data, garbage + bytes(100))
@@ -348,7 +350,7 @@ def test_a_lost_peer_is_dialled_again() -> None:
             B,
             eager_bytes=1,
             peer_timeout_ns=TIMEOUT_NS,
-            block_of=lambda _: None,
+            block_of=lambda *_: None,
             emit=rig.receiver.emit,
         )
         await rig.sender.until(lambda: len(rig.sender.of(PeerConnected)) == 2)

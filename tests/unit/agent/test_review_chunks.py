@@ -1,0 +1,63 @@
+"""Chunks that come twice, or from somebody else than the sender: none of them touches what a trainer reads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import xxhash
+
+from proxyd.core.events import ChunkArrived, InboundClosed
+from proxyd.core.ids import AgentName
+from proxyd.wire import peer as wire
+from tests.unit.agent.test_peers import CHUNK, A, Rig, connection, play
+
+
+def test_a_chunk_that_comes_again_does_not_touch_what_is_there() -> None:
+    """Once all of it is there the sender's block is its trainer's again: a second copy that is still on its way may
+    end in other bytes, and the receiving trainer reads the first one by now."""
+
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=CHUNK)
+        await rig.connect()
+        header = wire.encode_data_header(rig.transfer, 0, CHUNK, xxhash.xxh3_64_intdigest(rig.data))
+        loop = asyncio.get_running_loop()
+        slow = await connection(rig, wire.StreamPurpose.DATA)
+        late = await connection(rig, wire.StreamPurpose.DATA)
+        await loop.sock_sendall(slow, header + rig.data[:1000])
+        await asyncio.sleep(0.05)
+        rig.link.pump()
+        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 1)
+        await loop.sock_sendall(slow, bytes(CHUNK - 1000))
+        await loop.sock_sendall(late, header + bytes(CHUNK))
+        await asyncio.sleep(0.05)
+        assert rig.block is not None
+        assert bytes(rig.block.payload) == rig.data
+        assert len(rig.receiver.of(ChunkArrived)) == 1
+        assert not rig.receiver.of(InboundClosed)
+        slow.close()
+        late.close()
+        await rig.close()
+
+    play(body)
+
+
+def test_a_peer_cannot_write_into_the_message_of_another_one() -> None:
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=CHUNK)
+        await rig.connect()
+        other = dataclasses.replace(A, agent=AgentName("a", "other"))
+        control = await connection(rig, wire.StreamPurpose.CONTROL, other)
+        data = await connection(rig, wire.StreamPurpose.DATA, other)
+        wrong = b"x" * CHUNK
+        header = wire.encode_data_header(rig.transfer, 0, CHUNK, xxhash.xxh3_64_intdigest(wrong))
+        await asyncio.get_running_loop().sock_sendall(data, header + wrong)
+        await asyncio.sleep(0.05)
+        assert rig.block is not None
+        assert bytes(rig.block.payload) == bytes(CHUNK)
+        assert not rig.receiver.of(ChunkArrived)
+        control.close()
+        data.close()
+        await rig.close()
+
+    play(body)
