@@ -56,6 +56,7 @@ from proxyd.wire.codec import (
     flag,
     i64,
     nested,
+    note,
     text,
     u8,
     u16,
@@ -153,7 +154,7 @@ class Refused:
 
     TYPE = 4
     code: int = u16()
-    message: str = text(2048)
+    message: str = note(2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +173,7 @@ class ArenaRefused:
 
     TYPE = 6
     wanted_bytes: int = u64()
-    message: str = text(2048)
+    message: str = note(2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +250,7 @@ class SendFailed:
     TYPE = 16
     sequence: int = u64()
     code: int = u16()
-    message: str = text(4096)
+    message: str = note(4096)
     bytes_done: int = u64()
 
 
@@ -329,7 +330,7 @@ class RecvFailed:
     incarnation: int = u64()
     sequence: int = u64()
     code: int = u16()
-    message: str = text(4096)
+    message: str = note(4096)
     bytes_done: int = u64()
 
 
@@ -360,7 +361,7 @@ class PeerGone:
     TYPE = 28
     rank: int = u32()
     incarnation: int = u64()
-    message: str = text(2048)
+    message: str = note(2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,7 +396,7 @@ class LinkState:
     queue_ns: int = u64()
     waiting_bytes: int = u64()
     age_ns: int = u64()
-    error: str = text(2048, "")
+    error: str = note(2048, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +405,7 @@ class Bye:
 
     TYPE = 40
     code: int = u16()
-    message: str = text(2048)
+    message: str = note(2048)
 
 
 Frame: TypeAlias = (

@@ -72,7 +72,7 @@ def _blob(limit_bytes: int) -> _Codec:
     return _Codec(encode, decode)
 
 
-def _text(limit_bytes: int) -> _Codec:
+def _text(limit_bytes: int, *, cut: bool = False) -> _Codec:
     raw = _blob(limit_bytes)
 
     def decode(view: memoryview, at: int) -> tuple[str, int]:
@@ -83,12 +83,21 @@ def _text(limit_bytes: int) -> _Codec:
             raise WireError(f"text field is not UTF-8: {error.reason} at byte {error.start}") from error
 
     def encode(value: Any) -> bytes:
+        if cut:
+            return raw.encode(_shortened(value, limit_bytes))
         try:
             return raw.encode(value.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise WireError(f"text field can't be written as UTF-8: {error.reason}") from error
 
     return _Codec(encode, decode)
+
+
+def _shortened(value: str, limit_bytes: int) -> bytes:
+    encoded = value.encode("utf-8", "replace")
+    if len(encoded) <= limit_bytes:
+        return encoded
+    return encoded[:limit_bytes].decode("utf-8", "ignore").encode()
 
 
 def _u64_list(limit: int) -> _Codec:
@@ -158,6 +167,12 @@ def flag(default: Any = dataclasses.MISSING) -> Any:
 def text(limit_bytes: int, default: Any = dataclasses.MISSING) -> Any:
     """UTF-8 text of at most ``limit_bytes`` encoded bytes."""
     return _field(_text(limit_bytes), default)
+
+
+def note(limit_bytes: int, default: Any = dataclasses.MISSING) -> Any:
+    """Text for people: what is beyond ``limit_bytes`` is left out. Such texts quote what others said (a reason, a
+    name), and no length or character of theirs may keep an error from being reported."""
+    return _field(_text(limit_bytes, cut=True), default)
 
 
 def blob(limit_bytes: int, default: Any = dataclasses.MISSING) -> Any:

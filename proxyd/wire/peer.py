@@ -31,7 +31,7 @@ import zlib
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES
-from proxyd.wire.codec import WireError, blob, decode_body, encode_body, flag, nested, text, u8, u16, u32, u64
+from proxyd.wire.codec import WireError, blob, decode_body, encode_body, flag, nested, note, text, u8, u16, u32, u64
 from proxyd.wire.envelope import MAX_JOB_BYTES, MAX_TRANSFER_BYTES, Envelope, TransferId
 
 PROTOCOL_VERSION = 1
@@ -167,7 +167,7 @@ class Refused:
 
     TYPE = 4
     code: int = u16()
-    message: str = text(2048)
+    message: str = note(2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ class TurnedDown:
     """An eager offer found no memory: its data is thrown away; keep it whole and wait for CREDIT."""
 
     TYPE = 7
-    message: str = text(1024)
+    message: str = note(1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Cancel:
 
     TYPE = 10
     code: int = u16()
-    message: str = text(4096)
+    message: str = note(4096)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Fail:
 
     TYPE = 11
     code: int = u16()
-    message: str = text(4096)
+    message: str = note(4096)
     bytes_done: int = u64()
 
 
@@ -279,7 +279,7 @@ class Bye:
     """Orderly end of the connection."""
 
     TYPE = 17
-    message: str = text(1024)
+    message: str = note(1024)
 
 
 Frame: TypeAlias = (

@@ -93,13 +93,25 @@ def test_what_does_not_fit_its_field_is_not_sent() -> None:
     for frame, text in (
         (wire.SendDone(1 << 64), "does not fit"),
         (wire.SendState(1, 256, 0, 0), "does not fit"),
-        (wire.Bye(0, "x" * 2049), "limit of 2048"),
-        (wire.Bye(0, "\ud800"), "UTF-8"),
+        (wire.AnnounceSend(1, "x" * 256, 0, 0, 1, 0), "limit of 255"),
+        (wire.AnnounceSend(1, "\ud800", 0, 0, 1, 0), "UTF-8"),
         (wire.PostSend(1, Envelope("j", 0, 1, "", 1 << 63, 0, 0, "", ()), 0, 0, 0), "does not fit"),
         (wire.PostSend(1, Envelope("j", 0, 1, "", 1, 0, 0, "", (1,) * 65), 0, 0, 0), "limit of 64"),
     ):
         with pytest.raises(WireError, match=text):
             wire.encode(frame)
+
+
+def test_a_text_for_people_is_shortened_rather_than_not_sent() -> None:
+    """It quotes what others said: a frame that can't be encoded would take the agent with it."""
+    for message in ("\u20ac" * 5000, "\U0001f600" * 5000, "x" * 5000):
+        item = decoder(wire.encode(wire.RecvFailed(1, 2, 4, message, 0))).next_frame()
+        assert item is not None
+        (frame, _) = item
+        assert isinstance(frame, wire.RecvFailed)
+        assert 4093 <= len(frame.message.encode()) <= 4096
+        assert message.startswith(frame.message)
+    assert wire.encode(wire.Bye(0, "\ud800")) == wire.encode(wire.Bye(0, "?"))
 
 
 def test_an_error_leaves_the_buffer_usable_for_the_traceback_only() -> None:
