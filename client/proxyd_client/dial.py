@@ -33,6 +33,7 @@ from proxyd_client.errors import (
     ArgumentError,
     ConfigError,
     ProxydError,
+    TransferFailed,
     class_of_code,
     next_step_of_code,
 )
@@ -195,7 +196,7 @@ def _problem(address: Address, error: OSError) -> ProxydError:
             next_step="Run as a user of the socket's group, or change `socket` mode in the agent's configuration",
             phase=phase,
         )
-    if address.path and os.path.exists(address.path) and not stat.S_ISSOCK(os.stat(address.path).st_mode):
+    if address.path and _is_something_else(address.path):
         return ConfigError(
             f"{address} is not a socket", next_step="Point it at the agent's socket, see `[agent] socket`", phase=phase
         )
@@ -210,6 +211,14 @@ def _problem(address: Address, error: OSError) -> ProxydError:
     if address.path:
         return ConfigError(f"{address} can't be connected to", why=error.strerror or str(error), phase=phase)
     return AgentUnavailable(error.strerror or str(error), phase=phase)
+
+
+def _is_something_else(path: str) -> bool:
+    """There is something at ``path``, and it is no socket."""
+    try:
+        return not stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _shake_hands(sock: socket.socket, address: Address, identity: Identity, token: bytes, deadline: float) -> Session:
@@ -236,7 +245,8 @@ def _shake_hands(sock: socket.socket, address: Address, identity: Identity, toke
     sock.sendall(encode(hello))
     answer = reader.next_frame()
     if isinstance(answer, Refused):
-        raise class_of_code(answer.code)(
+        kind = class_of_code(answer.code)
+        raise (AgentUnavailable if kind is TransferFailed else kind)(
             f"the agent at {address} refused {identity.job}/{identity.rank}",
             why=answer.message,
             next_step=next_step_of_code(answer.code),
