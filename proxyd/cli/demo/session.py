@@ -28,7 +28,7 @@ from proxyd.cli.demo.traffic import DemoError, PlainTraffic, ProxydTraffic, Traf
 from proxyd.wan import available
 
 FORWARD, BACK = ("a", "b"), ("b", "a")
-BURSTS, QUICK_BURSTS, EXTRA_BURSTS, IDLE_RESTART_BURSTS = 24, 4, 6, 4
+BURSTS, QUICK_BURSTS, EXTRA_BURSTS, IDLE_RESTART_BURSTS = 24, 4, 6, 3
 
 
 class Watcher:
