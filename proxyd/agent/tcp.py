@@ -55,29 +55,32 @@ class TcpState(NamedTuple):
         return full or self.pacing_bytes_per_s < NEARLY_FULL * pace_bytes_per_s
 
 
-_U32_AT = struct.Struct("=I")
-_U64_AT = struct.Struct("=Q")
+# Of struct tcp_info: packets in flight at 24, smoothed RTT at 68, congestion window at 80, total retransmits at 100,
+# pacing rate at 104, bytes not sent at 144, minimum RTT at 148, delivery rate at 160. Unpacked in one go: this is read
+# for every stream up to 200 times a second.
+_INFO = struct.Struct("=24xI40xI8xI16xIQ32xII8xQ")
+_queued = array.array("i", [0])
 _NO_SAMPLE_US = 0xFFFF_FFFF
 
 
 def read_tcp_state(sock: socket.socket) -> TcpState:
     """Two system calls. Raises OSError when the socket is gone."""
-    queued = array.array("i", [0])
-    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, queued)
+    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _queued)
+    unacked_bytes = _queued[0]
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    if len(info) < 168:
-        raise OSError(f"TCP_INFO has {len(info)} bytes; 168 are needed (Linux 4.9 or later)")
-    min_rtt_us = _U32_AT.unpack_from(info, 148)[0]
+    if len(info) < _INFO.size:
+        raise OSError(f"TCP_INFO has {len(info)} bytes; {_INFO.size} are needed (Linux 4.9 or later)")
+    in_flight, srtt_us, window, retransmits, pacing, unsent_bytes, min_rtt_us, delivery_rate = _INFO.unpack_from(info)
     return TcpState(
-        unacked_bytes=queued[0],
-        unsent_bytes=min(queued[0], _U32_AT.unpack_from(info, 144)[0]),
-        srtt_ns=_U32_AT.unpack_from(info, 68)[0] * 1000,
-        min_rtt_ns=0 if min_rtt_us == _NO_SAMPLE_US else min_rtt_us * 1000,
-        retransmits=_U32_AT.unpack_from(info, 100)[0],
-        delivery_rate_bytes_per_s=_U64_AT.unpack_from(info, 160)[0],
-        unacked_packets=_U32_AT.unpack_from(info, 24)[0],
-        window_packets=_U32_AT.unpack_from(info, 80)[0],
-        pacing_bytes_per_s=_U64_AT.unpack_from(info, 104)[0],
+        unacked_bytes,
+        min(unacked_bytes, unsent_bytes),
+        srtt_us * 1000,
+        0 if min_rtt_us == _NO_SAMPLE_US else min_rtt_us * 1000,
+        retransmits,
+        delivery_rate,
+        in_flight,
+        window,
+        pacing,
     )
 
 
