@@ -28,6 +28,7 @@ from proxyd.core.events import (
     SendPosted,
 )
 from proxyd.core.ids import EndpointName, TransferId
+from proxyd.core.units import MAX_DURATION_NS
 from proxyd.runtime.logs import fields
 from proxyd.wire import client as wire
 from proxyd.wire.auth import NONCE_BYTES
@@ -132,13 +133,13 @@ class ClientSession:
 
     def hand_over_arena(self, arena: Arena, number: int) -> None:
         """Pass another trainer's SEND arena, read-only, under a number of this session."""
-        self.peer_arenas[arena.number] = number
         if self._open and self.shared_memory:
             fd = arena.read_only_fd()
             try:
                 self._outbox.frame(wire.encode(wire.ArenaGranted(number, ArenaKind.PEER, arena.size_bytes)), fd)
             finally:
                 os.close(fd)
+        self.peer_arenas[arena.number] = number
 
     def forward(self, transfer: TransferId, incoming: Incoming) -> None:
         """TCP clients: queue what has landed and wasn't queued yet, once the client wants it."""
@@ -387,7 +388,8 @@ class ClientSession:
             shape=(),
         )
         self._check(envelope)
-        self._hub.emit(SendAnnounced(envelope, frame.ready_in_ns))
+        # What the control protocol can't carry would end the agent's session there.
+        self._hub.emit(SendAnnounced(envelope, min(frame.ready_in_ns, MAX_DURATION_NS)))
 
     def _on_arena_wanted(self, frame: wire.ArenaWanted) -> None:
         if self.memory is None or not self.shared_memory:

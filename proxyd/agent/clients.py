@@ -146,6 +146,11 @@ class ClientHub:
                 return ErrorCode.REFUSED, f"{endpoint} is attached already, by another user"
             if before.incarnation == hello.incarnation:
                 return ErrorCode.REFUSED, f"{endpoint} is attached already, in this very life; draw a new incarnation"
+        if self._is_taken(hello.incarnation):
+            return ErrorCode.REFUSED, (
+                f"messages of incarnation {hello.incarnation:016x} are under way already, and {endpoint} would use"
+                " their names; draw a new incarnation"
+            )
         try:
             session.welcome(
                 hello,
@@ -156,6 +161,8 @@ class ClientHub:
             )
         except MemoryLimitError as error:
             return ErrorCode.RESOURCE, str(error)
+        except OSError as error:
+            return ErrorCode.RESOURCE, f"the agent can't pass memory to another client: {error.strerror or error}"
         self._strangers.discard(session)
         self._current[endpoint] = session
         self._by_life[endpoint, hello.incarnation] = session
@@ -165,6 +172,11 @@ class ClientHub:
         )
         self.emit(ClientAttached(endpoint, hello.incarnation))
         return None
+
+    def _is_taken(self, incarnation: int) -> bool:
+        """Whether another trainer, or what lingers of one, names its messages by this incarnation."""
+        attached = any(session.incarnation == incarnation for session in self._by_life.values())
+        return attached or any(transfer.incarnation == incarnation for transfer in self._outgoing)
 
     def new_memory(self, session: ClientSession, incarnation: int) -> EndpointMemory:
         """Arenas for a session."""
@@ -283,7 +295,10 @@ class ClientHub:
             )
         arena = source.block.arena
         if receiver.shared_memory and arena.number not in receiver.peer_arenas:
-            receiver.hand_over_arena(arena, self.budget.next_number())
+            try:
+                receiver.hand_over_arena(arena, self.budget.next_number())
+            except OSError as error:
+                return f"the sender's memory can't be passed to the receiver: {error.strerror or error}"
         block = source.block
         incoming.block = Block(effect.transfer, arena, 0, block.offset, block.nbytes, effect.chunk_bytes)
         incoming.source_arena = arena

@@ -4,6 +4,9 @@ Arenas are sparse: address space costs nothing, pages do. What counts against th
 extra receive arena (for a burst, or for one message larger than an arena) stays warm for a while after its last block
 was freed, then its pages go back and it no longer counts; it is used again before a new one is made, because a client
 keeps every arena mapped that it was ever given.
+
+Send arenas take at most half of the cap. Without that, two hosts that send to each other could fill theirs with messages
+that neither has room left to receive, and wait for ever.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class MemoryBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.send_bytes = 0
+        """The part of ``used_bytes`` in send arenas."""
         self._members: dict[int, EndpointMemory] = {}
         self._numbers = itertools.count(1)
 
@@ -41,19 +46,23 @@ class MemoryBudget:
         """An arena number that this agent never used before."""
         return next(self._numbers)
 
-    def take(self, nbytes: int) -> bool:
+    def take(self, nbytes: int, *, sending: bool = False) -> bool:
         """Reserve; asks everybody to let idle arenas go when there is too little."""
+        if sending and 2 * (self.send_bytes + nbytes) > self.limit_bytes:
+            return False
         if self.used_bytes + nbytes > self.limit_bytes:
             for member in list(self._members.values()):
                 member.reclaim(older_than_ns=None)
         if self.used_bytes + nbytes > self.limit_bytes:
             return False
         self.used_bytes += nbytes
+        self.send_bytes += nbytes if sending else 0
         return True
 
-    def give(self, nbytes: int) -> None:
+    def give(self, nbytes: int, *, sending: bool = False) -> None:
         """Undo :meth:`take`."""
         self.used_bytes -= nbytes
+        self.send_bytes -= nbytes if sending else 0
 
     def join(self, member: EndpointMemory) -> None:
         """``member`` may hold idle arenas."""
@@ -138,7 +147,8 @@ class EndpointMemory:
         if region is None:
             raise MemoryLimitError(
                 f"no memory for a send of {nbytes} bytes: {self._budget.used_bytes} of {self._budget.limit_bytes} bytes"
-                f" and {len(self._send)} of {MAX_ARENAS_PER_ENDPOINT} arenas are taken",
+                f" are taken, {self._budget.send_bytes} for sending (at most half is), and {len(self._send)} of"
+                f" {MAX_ARENAS_PER_ENDPOINT} arenas",
                 next_step="Wait for earlier sends, or raise [agent] memory",
             )
         return region.arena
@@ -244,7 +254,8 @@ class EndpointMemory:
 
     def _new(self, kind: ArenaKind, size_bytes: int, *, extra: bool) -> _Region | None:
         size_bytes = page_round_up(size_bytes)
-        if self._closed or not self._budget.take(size_bytes):
+        sending = kind is ArenaKind.SEND
+        if self._closed or not self._budget.take(size_bytes, sending=sending):
             return None
         try:
             arena = Arena(
@@ -256,14 +267,20 @@ class EndpointMemory:
             )
         except (OSError, ValueError, OverflowError):
             # The system's own limit (descriptors, address space) is one more way to have no memory.
-            self._budget.give(size_bytes)
+            self._budget.give(size_bytes, sending=sending)
+            return None
+        try:
+            self.granted(arena)
+        except OSError:
+            # No descriptor is left to pass it on with.
+            arena.close()
+            self._budget.give(size_bytes, sending=sending)
             return None
         region = _Region(arena, extra=extra)
         if kind is ArenaKind.SEND:
             self._send[arena.number] = region
         else:
             self._receive.append(region)
-        self.granted(arena)
         return region
 
     def close(self) -> None:
@@ -273,7 +290,7 @@ class EndpointMemory:
         self._closed = True
         for region in [*self._send.values(), *self._receive]:
             if region.counted:
-                self._budget.give(region.arena.size_bytes)
+                self._budget.give(region.arena.size_bytes, sending=region.arena.kind is ArenaKind.SEND)
             region.arena.close()
         self._send.clear()
         self._receive.clear()
