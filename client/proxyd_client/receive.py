@@ -80,7 +80,9 @@ class Receive(Posted):
             return "ended"
         if self.incoming is None:
             return "waiting for a message"
-        return "landing" if self.incoming.accepted else "waiting for memory"
+        if self.incoming.arena or self.incoming.landed_bytes:
+            return "landing"
+        return "waiting for memory at the agent" if self.incoming.envelope.nbytes else "landing"
 
 
 def eta_s(incoming: Incoming) -> float | None:

@@ -5,8 +5,8 @@ extra receive arena (for a burst, or for one message larger than an arena) stays
 was freed, then its pages go back and it no longer counts; it is used again before a new one is made, because a client
 keeps every arena mapped that it was ever given.
 
-Send arenas take at most half of the cap. Without that, two hosts that send to each other could fill theirs with messages
-that neither has room left to receive, and wait for ever.
+Send arenas take at most half of the cap. Without that, two hosts that send to each other could fill theirs with
+messages that neither has room left to receive, and wait for ever.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Net:
         self.fault = ""
         self._endpoints: list[CountedEndpoint] = []
         self._place_of: dict[int, tuple[str, int]] = {}
-        self._sent: list[tuple[tuple[str, int], int, int, Handle[None]]] = []
+        self._sent: list[tuple[tuple[str, int], tuple[str, int] | int, int, Handle[None]]] = []
         self._extra: list[tuple[str, int, int]] = []
         self._at_end: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -168,7 +168,8 @@ class Net:
     def sent(self, source: CountedEndpoint, dst: int, nbytes: int, handle: Handle[None]) -> None:
         """Called for each send of a counted endpoint."""
         with self._lock:
-            self._sent.append((source.place, dst, nbytes, handle))
+            # Where it lives now: a rank may move.
+            self._sent.append((source.place, self._place_of.get(dst, dst), nbytes, handle))
 
     def also_sent(self, link: str, *sizes: int) -> None:
         """Messages of another process, which were delivered."""
@@ -199,7 +200,7 @@ class Net:
         nbytes: dict[str, int] = collections.defaultdict(int)
         large: dict[str, int] = collections.defaultdict(int)
         for place, dst, size, handle in self._sent:
-            target = self._place_of.get(dst)
+            target = self._place_of.get(dst) if isinstance(dst, int) else dst
             if target is None or target == place or not _delivered(handle):
                 continue
             link = f"{place[0]}->{target[0]}"

@@ -116,17 +116,23 @@ def test_send_blocks_are_checked_against_the_clients_own_arenas() -> None:
             rig.memory.send_block(rig.transfer(), number, offset, nbytes)
 
 
-def test_more_send_arenas_up_to_the_cap() -> None:
+def test_more_send_arenas_up_to_half_of_the_cap() -> None:
     rig = Rig()
     rig.memory.open()
     assert rig.memory.want_send_arena(5 * MIB).size_bytes == 5 * MIB + 4096
-    assert rig.memory.want_send_arena(100).size_bytes == 2 * MIB
-    with pytest.raises(MemoryLimitError, match="6291456"):
-        rig.memory.want_send_arena(6 * MIB)
+    # Less than another whole arena is left of the half.
+    assert rig.memory.want_send_arena(100).size_bytes == 8192
+    with pytest.raises(MemoryLimitError, match="at most half is"):
+        rig.memory.want_send_arena(2 * MIB)
     block = rig.memory.allocate_send_block(rig.transfer(), 3 * MIB)
     assert block.offset == 4096
     rig.memory.free(block)
     assert rig.memory.allocate_send_block(rig.transfer(), 3 * MIB).offset == 4096
+    # The other half serves what comes in, whatever is being sent.
+    assert rig.memory.allocate(rig.transfer(), 3 * MIB, 65536) is not None
+    assert rig.budget.send_bytes <= rig.budget.limit_bytes // 2
+    rig.memory.close()
+    assert (rig.budget.used_bytes, rig.budget.send_bytes) == (0, 0)
 
 
 def test_a_closed_endpoint_allocates_nothing() -> None:
