@@ -202,6 +202,7 @@ class AgentMachine:
             case ev.SendFilled():
                 out = sender.transfers.get(event.transfer)
                 if out is not None and out.state is SendState.HANDED_OVER:
+                    out.filled_bytes = max(out.filled_bytes, min(event.filled_bytes, out.nbytes))
                     receiver.local_filled(event.transfer, event.filled_bytes)
                 elif out is not None:
                     sender.filled(out, event.filled_bytes, now_ns)
@@ -286,6 +287,7 @@ class AgentMachine:
         del self._clients[endpoint]
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
+        self.sender.asking.forget_announcements(endpoint)
         for out in [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]:
             if out.state is SendState.HANDED_OVER:
                 self.sender.forget(out)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, TellSendState, ToCoordinator, ToPeer, WantPeer
 from proxyd.core.events import SendProgress
-from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
 from proxyd.core.linkbook import FALLBACK_AFTER_NS, FALLBACK_SLICE_NS, NANOS, HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     Announce,
@@ -210,6 +210,11 @@ class Asking:
         message = Announce(number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
         self.effects.append(ToCoordinator(book.coordinator, message))
 
+    def forget_announcements(self, source: EndpointName) -> None:
+        """A trainer is gone: it posts nothing more of what it announced."""
+        for channel in [channel for channel in self._announced if channel[:2] == (source.job, source.rank)]:
+            del self._announced[channel]
+
     def take_announcement(self, envelope: Envelope) -> int:
         """The announcement that a posted message fulfils; 0: none."""
         channel = _channel(envelope)
@@ -273,8 +278,7 @@ class Asking:
         if not usable or out.peer is None:
             return
         if extends and book.grants[0].begun:
-            self.pace(out.peer, now_ns)
-            self.effects.append(Pump(out.peer))
+            self._pass_turn(out.peer, now_ns)
         out.held_bytes += usable
         if out.need_bytes == 0:
             book.asked.pop(out.transfer, None)
@@ -283,18 +287,30 @@ class Asking:
         finish_in_ns = grant.start_in_ns + left * NANOS // max(1, grant.rate_bytes_per_s) + book.one_way_ns
         self._expect(out, finish_in_ns, now_ns)
         self.tell_state(out, finish_in_ns)
-        self._begin_head(book, now_ns)
+        self._begin(book, now_ns)
 
-    def _begin_head(self, book: LinkBook, now_ns: int) -> None:
-        """Let the first grant's peer pump once its start time has come."""
-        if not book.grants or book.grants[0].begun or book.grants[0].start_ns > now_ns:
-            return
-        head = book.grants[0]
-        head.begun = True
-        out = self.transfers.get(head.transfer)
-        if out is not None and out.peer is not None:
-            self.pace(out.peer, now_ns)
-            self.effects.append(Pump(out.peer))
+    def _begin(self, book: LinkBook, now_ns: int) -> None:
+        """Let the peers of grants pump whose start time has come: that of the first one, whenever another becomes the
+        first; that of a later one when the trainer of the first is still copying."""
+        for held in book.grants:
+            if held.start_ns > now_ns:
+                return
+            first = book.grants[0]
+            leads = held is first and book.leading is not held
+            if held.begun and not leads:
+                continue
+            held.begun = True
+            if leads:
+                book.leading = held
+            elif (ahead := self.transfers.get(first.transfer)) is not None and ahead.next_chunk() is not None:
+                continue  # next_chunk passes the turn on when it has none left
+            out = self.transfers.get(held.transfer)
+            if out is not None and out.peer is not None:
+                self._pass_turn(out.peer, now_ns)
+
+    def _pass_turn(self, peer: AgentName, now_ns: int) -> None:
+        self.pace(peer, now_ns)
+        self.effects.append(Pump(peer))
 
     def _returned(self, out: Outgoing, held: HeldGrant) -> None:
         """Unspent bytes of a grant went back: need them again."""
@@ -344,16 +360,25 @@ class Asking:
                 return None  # in order: a later grant doesn't overtake one that waits for its start
             out = self.transfers.get(held.transfer)
             piece = out.next_chunk() if out is not None else None
-            if out is None or piece is None or piece[1] > held.left_bytes:
+            if out is None or out.peer is None or piece is None:
+                continue
+            grants = book.grants_for(held, piece[1], now_ns)
+            if not grants:
                 continue
             if out.peer != peer.name:
-                return None  # another peer's turn: its streams will ask
+                if held is not book.grants[0]:
+                    self._pass_turn(out.peer, now_ns)  # nobody has told it that it goes ahead of the first one
+                return None
             chunk = self.take(out, piece, granted=True)
-            book.spend(held, peer.name, chunk.length)
+            left = chunk.length
+            for grant in grants:
+                nbytes = min(left, grant.left_bytes)
+                book.spend(grant, peer.name, nbytes)
+                left -= nbytes
             out.held_bytes -= chunk.length
             if out.held_bytes == 0 and out.state is SendState.SENDING:
                 out.step(SendInput.STARVED)
-            self._begin_head(book, now_ns)
+            self._begin(book, now_ns)
             return chunk
         return None
 
@@ -390,6 +415,9 @@ class Asking:
         """The kernel's counts for one peer's streams."""
         if event.peer.site == self.config.agent.site:
             return
+        peer = self.peers.get(event.peer)
+        if peer is None or not peer.connected:
+            return  # counts of connections whose bytes have been written off
         book = self.links.get(LinkName(self.config.agent.site, event.peer.site))
         if book is not None:
             counts = PeerCounts(
@@ -415,8 +443,8 @@ class Asking:
                 times.append(book.report_due_ns)
             if book.grants:
                 times.append(min(held.expires_ns for held in book.grants))
-                if not book.grants[0].begun:
-                    times.append(book.grants[0].start_ns)
+                if (start_ns := next((held.start_ns for held in book.grants if not held.begun), None)) is not None:
+                    times.append(start_ns)
                 if book.lead_due_ns is not None:
                     times.append(book.lead_due_ns)
             if book.asked:
@@ -430,7 +458,7 @@ class Asking:
                 if (out := self.transfers.get(held.transfer)) is not None:
                     self._returned(out, held)
                     self.request(out)
-            self._begin_head(book, now_ns)
+            self._begin(book, now_ns)
             if book.asked and self._fallback_due_ns(book) <= now_ns:
                 self._fall_back(book, now_ns)
             if book.lead_due_ns is not None and book.lead_due_ns <= now_ns:
@@ -442,7 +470,8 @@ class Asking:
 
     def _fallback_due_ns(self, book: LinkBook) -> int:
         if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
-            oldest = min(self.transfers[transfer].posted_ns for transfer in book.asked)
+            # Of the one that asked first, not the least of all: this is reckoned at every event.
+            oldest = self.transfers[next(iter(book.asked))].posted_ns
             if book.coordinator is None:
                 return oldest + self.config.resolve_timeout_ns
             return max(oldest, book.last_heard_ns) + self.config.peer_timeout_ns
@@ -472,7 +501,7 @@ class Asking:
             if out.need_bytes == 0:
                 book.asked.pop(out.transfer, None)
             out.step(SendInput.GRANTED)
-            self._begin_head(book, now_ns)
+            self._begin(book, now_ns)
             return
         book.fallback_next_ns = now_ns + FALLBACK_SLICE_NS
 

@@ -36,7 +36,7 @@ class HeldGrant:
     lead_ns: int
     fallback: bool = False
     begun: bool = False
-    """Its start time has passed while it was the head: its peer has been told to pump."""
+    """Its start time has passed, and that of all before it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +64,8 @@ class LinkBook:
         self.epoch = 0
         self.info: LinkInfo | None = None
         self.grants: deque[HeldGrant] = deque()
+        self.leading: HeldGrant | None = None
+        """The first grant whose peer was last told that it is its turn."""
         self.fallback_rate_bytes_per_s = 0
         self.fallback_next_ns = 0
         self.last_heard_ns = 0
@@ -192,6 +194,20 @@ class LinkBook:
             self.granted_taken_bytes += nbytes
         if held.left_bytes == 0:
             self.grants.remove(held)
+
+    def grants_for(self, held: HeldGrant, nbytes: int, now_ns: int) -> list[HeldGrant]:
+        """``held``, and where it is too small for a chunk of ``nbytes`` later grants of its transfer that have started;
+        none when they don't suffice together."""
+        if held.left_bytes >= nbytes:
+            return [held]
+        found: list[HeldGrant] = []
+        for grant in self.grants:
+            if grant.transfer == held.transfer and grant.start_ns <= now_ns:
+                found.append(grant)
+                nbytes -= grant.left_bytes
+                if nbytes <= 0:
+                    return found
+        return []
 
     @property
     def untaken_bytes(self) -> int:

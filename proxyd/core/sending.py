@@ -30,6 +30,7 @@ from proxyd.core.messages import (
     Welcome,
 )
 from proxyd.core.transfer import MAX_RESENDS, PHASES, Outgoing, SendInput, SendState
+from proxyd.core.units import MAX_DURATION_NS
 from proxyd.wire import peer as wire
 from proxyd.wire.arena import page_round_up
 from proxyd.wire.envelope import Envelope, ErrorCode
@@ -265,7 +266,7 @@ class Sender:
         if out.state not in (SendState.UNACKED, SendState.SENDING, SendState.QUEUED) or frame.nbytes != out.nbytes:
             return
         out.step(SendInput.ACKED)
-        self._close(out, True, frame.arrival_span_ns, now_ns)
+        self._close(out, True, min(frame.arrival_span_ns, MAX_DURATION_NS), now_ns)
         self.effects.append(TellSendDone(out.envelope.source, out.transfer))
 
     def nacked(self, out: Outgoing, frame: wire.Nack, now_ns: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.messages import TransferDone
+from proxyd.core.units import MAX_DURATION_NS
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
 
-from .agent_world import World
+from .agent_world import LINK, World
 
 MIB = 1 << 20
 A, B, C = AgentName("a", "0"), AgentName("b", "0"), AgentName("b", "1")
@@ -169,3 +171,107 @@ def test_a_turn_down_gives_the_eager_budget_back_once() -> None:
     world.grant("a/0", transfer, MIB)
     world.put("b/0", ev.RecvReleased(transfer))
     assert eager_left_bytes(world) == 3 * MIB
+
+
+# -- grants ------------------------------------------------------------------------------------------------------------
+
+
+def three_agents() -> World:
+    world = World("a/0", "b/0", "b/1")
+    world.attach("a/0", 0)
+    world.attach("b/0", 1)
+    world.attach("b/1", 2)
+    world.connect()
+    return world
+
+
+def test_a_grant_goes_ahead_of_one_whose_trainer_is_still_copying() -> None:
+    """Also to another peer, and also when nothing else happens."""
+    for destination in (1, 2):
+        world = three_agents()
+        copying = world.post("a/0", 1, 0, 1, MIB, filled=0)
+        ready = world.post("a/0", 2, 0, destination, MIB)
+        world.grant("a/0", copying, MIB)
+        world.grant("a/0", ready, MIB)
+        assert sum(c.length for _, c in world.chunks if c.transfer == ready) == MIB
+        world.put("a/0", ev.SendFilled(copying, MIB))
+        assert len(world.tells(fx.TellSendDone)) == 2
+
+
+def test_a_grant_that_starts_later_goes_ahead_too() -> None:
+    for destination in (1, 2):
+        world = three_agents()
+        copying = world.post("a/0", 1, 0, 1, MIB, filled=0)
+        ready = world.post("a/0", 2, 0, destination, MIB)
+        world.grant("a/0", copying, MIB)
+        world.grant("a/0", ready, MIB, start_ms=20)
+        assert not world.chunks
+        world.advance(21)
+        assert sum(c.length for _, c in world.chunks if c.transfer == ready) == MIB
+
+
+def test_the_next_peer_is_pumped_when_the_first_one_is_done() -> None:
+    world = three_agents()
+    first = world.post("a/0", 1, 0, 1, MIB, filled=0)
+    second = world.post("a/0", 2, 0, 2, MIB, filled=0)
+    world.grant("a/0", first, MIB)
+    world.grant("a/0", second, MIB)
+    world.put("a/0", ev.SendCancelled(first))
+    assert not world.chunks
+    world.put("a/0", ev.SendFilled(second, MIB))
+    assert [d.transfer for d in world.tells(fx.TellSendDone)] == [second]
+
+
+def test_grants_smaller_than_a_chunk_add_up() -> None:
+    """A coordinator that came back with smaller chunks than this message was cut into."""
+    world = three_agents()
+    transfer = world.post("a/0", 1, 0, 1, MIB)
+    other = world.post("a/0", 2, 0, 2, MIB, filled=0)
+    for _ in range(16):
+        world.grant("a/0", transfer, 64 << 10)
+        world.grant("a/0", other, 64 << 10)
+    assert [d.transfer for d in world.tells(fx.TellSendDone)] == [transfer]
+    book = world.agent("a/0").sender.asking.links[LINK]
+    assert book.untaken_bytes == MIB
+    world.put("a/0", ev.SendFilled(other, MIB))
+    assert len(world.tells(fx.TellSendDone)) == 2
+    assert book.untaken_bytes == 0
+
+
+# -- odds and ends -----------------------------------------------------------------------------------------------------
+
+
+def test_counts_of_connections_that_are_gone_are_not_taken() -> None:
+    world = two_sites()
+    transfer = world.post("a/0", 1, 0, 1, MIB)
+    world.grant("a/0", transfer, MIB)
+    world.put("a/0", ev.PeerDisconnected(B, "reset"))
+    world.put("a/0", ev.SendProgress(B, MIB, MIB, 5 * MIB, 1, 1, 0, 1))
+    assert world.agent("a/0").sender.asking.links[LINK].backlog_bytes() == 0
+
+
+def test_announcements_end_with_their_trainer() -> None:
+    world = two_sites()
+    for tag in range(50):
+        envelope = Envelope("job", 0, 1, "", tag, TrafficClass.PIPELINE, MIB, "", ())
+        world.put("a/0", ev.SendAnnounced(envelope, 1_000_000))
+    world.put("a/0", ev.ClientDetached(RANK[0], 100, "closed", True))
+    assert not world.agent("a/0").sender.asking._announced
+
+
+def test_a_peer_cannot_end_the_session_with_a_time_beyond_reason() -> None:
+    world = two_sites()
+    transfer = world.post("a/0", 1, 0, 1, MIB)
+    world.put("a/0", ev.PeerFrame(B, False, transfer, wire.Ack(MIB, (1 << 64) - 1)))
+    assert world.asks(TransferDone)[0].arrival_span_ns <= MAX_DURATION_NS
+
+
+def test_filling_goes_on_while_the_receivers_block_is_looked_for() -> None:
+    world = one_host(0, 1)
+    machine = world.agent("a/0")
+    transfer = TransferId(100, 1)
+    envelope = offer_of(transfer, 0, 1, MIB).envelope
+    machine.handle(ev.SendPosted(transfer, envelope, 0), world.now_ns)
+    machine.handle(ev.SendFilled(transfer, MIB), world.now_ns)
+    landed = machine.handle(ev.BlockAllocated(transfer, 1, 4096), world.now_ns)
+    assert [e.nbytes for e in landed if isinstance(e, fx.TellLanded)] == [MIB]
