@@ -302,11 +302,16 @@ class Asking:
             held.begun = True
             if leads:
                 book.leading = held
-            elif (ahead := self.transfers.get(first.transfer)) is not None and ahead.next_chunk() is not None:
-                continue  # next_chunk passes the turn on when it has none left
+            elif self._can_go(book, first, now_ns):
+                continue  # next_chunk passes the turn on when it can't any more
             out = self.transfers.get(held.transfer)
             if out is not None and out.peer is not None:
                 self._pass_turn(out.peer, now_ns)
+
+    def _can_go(self, book: LinkBook, held: HeldGrant, now_ns: int) -> bool:
+        out = self.transfers.get(held.transfer)
+        piece = out.next_chunk() if out is not None else None
+        return piece is not None and bool(book.grants_for(held, piece[1], now_ns))
 
     def _pass_turn(self, peer: AgentName, now_ns: int) -> None:
         self.pace(peer, now_ns)
