@@ -45,8 +45,11 @@ class Receiver:
         """By sender too: a trainer that uses another one's incarnation must not get the other's acknowledgements."""
         self._untold: dict[tuple[EndpointName, EndpointName], deque[TransferId]] = {}
         """Per (source, destination): offered and not told yet, in order."""
-        self._denied: dict[EndpointName, deque[TransferId]] = {}
-        """Per destination: accepted messages for which there was no memory."""
+        self._denied: dict[EndpointName, dict[TransferId, None]] = {}
+        """Per destination: accepted messages for which there was no memory, in order."""
+        self._trying_below_bytes: dict[EndpointName, int] = {}
+        """Destinations for whose denied messages memory is being asked for again, one after the other: those below
+        this size. One that was denied again speaks for all of its size and above."""
         self._asked: dict[TransferId, EndpointName] = {}
         """Messages whose AllocateBlock has not been answered."""
         self.ended_local: list[TransferId] = []
@@ -154,25 +157,30 @@ class Receiver:
             if asked_by is not None:
                 # It ended while its memory was being looked for.
                 self.effects.append(FreeBlock(transfer, asked_by))
+                self._try_next(asked_by)
             return
+        destination = incoming.envelope.destination
         was_told = incoming.told
         incoming.allocated()
         incoming.step(RecvInput.ALLOCATED)
         if was_told:
-            self.effects.append(TellBlock(incoming.envelope.destination, transfer))
+            self.effects.append(TellBlock(destination, transfer))
             if incoming.peer is not None:
                 self._answer(incoming.peer, transfer, wire.Credit())
         else:
             self._tell_in_order(incoming.envelope)
+        self._denied.get(destination, {}).pop(transfer, None)
+        self._try_next(destination)
 
     def denied(self, transfer: TransferId, reason: str, permanent: bool) -> None:
         """No memory: now, or ever."""
-        self._asked.pop(transfer, None)
+        asked_by = self._asked.pop(transfer, None)
         incoming = self.transfers.get(transfer)
-        if incoming is None:
-            return
-        if permanent:
-            self._refuse(incoming, ErrorCode.RESOURCE, f"{incoming.envelope.describe()}: {reason}")
+        if incoming is None or permanent:
+            if incoming is not None:
+                self._refuse(incoming, ErrorCode.RESOURCE, f"{incoming.envelope.describe()}: {reason}")
+            if asked_by is not None:
+                self._try_next(asked_by)
             return
         if incoming.eager and not incoming.told:
             incoming.eager = False
@@ -182,14 +190,38 @@ class Receiver:
                 self._return_budget(incoming.peer, incoming.envelope)
             self._tell_in_order(incoming.envelope)
             return
-        self._denied.setdefault(incoming.envelope.destination, deque()).append(transfer)
+        destination = incoming.envelope.destination
+        waiting = self._denied.setdefault(destination, {})
+        if transfer in waiting and destination in self._trying_below_bytes:
+            below_bytes = min(self._trying_below_bytes[destination], incoming.nbytes)
+            self._trying_below_bytes[destination] = below_bytes
+        waiting[transfer] = None
+        self._try_next(destination)
 
     def memory_freed(self, endpoint: EndpointName) -> None:
-        """Ask again for what was denied, oldest first."""
-        for transfer in self._denied.pop(endpoint, deque()):
+        """Ask again for what was denied, oldest first; a smaller one doesn't wait for a larger one, for the trainer may
+        need it before it gives anything back."""
+        if endpoint in self._denied:
+            self._trying_below_bytes[endpoint] = MAX_TRANSFER_BYTES + 1
+            self._try_next(endpoint)
+
+    def _try_next(self, endpoint: EndpointName) -> None:
+        below_bytes = self._trying_below_bytes.get(endpoint)
+        if below_bytes is None:
+            return
+        waiting = self._denied.get(endpoint, {})
+        for transfer in list(waiting):
             incoming = self.transfers.get(transfer)
-            if incoming is not None and incoming.state is RecvState.WANTED:
+            if incoming is None or incoming.state is not RecvState.WANTED:
+                del waiting[transfer]
+            elif transfer in self._asked:
+                return  # its answer goes on
+            elif incoming.nbytes < below_bytes:
                 self._allocate(incoming)
+                return
+        del self._trying_below_bytes[endpoint]
+        if not waiting:
+            self._denied.pop(endpoint, None)
 
     # ----------------------------------------------------------------------------- from the client
 
@@ -319,6 +351,7 @@ class Receiver:
             else:
                 self._refuse(incoming, ErrorCode.PEER_LOST, f"{incoming.envelope.describe()}: receiver gone: {reason}")
         self._denied.pop(endpoint, None)
+        self._trying_below_bytes.pop(endpoint, None)
 
     def source_gone(self, endpoint: EndpointName, reason: str) -> None:
         """A local sending trainer ended: what it was still filling for another local trainer can't be completed."""

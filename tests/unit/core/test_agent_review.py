@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName, EndpointName, TransferId
@@ -275,3 +277,70 @@ def test_filling_goes_on_while_the_receivers_block_is_looked_for() -> None:
     machine.handle(ev.SendFilled(transfer, MIB), world.now_ns)
     landed = machine.handle(ev.BlockAllocated(transfer, 1, 4096), world.now_ns)
     assert [e.nbytes for e in landed if isinstance(e, fx.TellLanded)] == [MIB]
+
+
+# -- memory that many wait for -----------------------------------------------------------------------------------------
+
+
+class Receivers:
+    """One receiving agent with messages that were accepted and have no memory. ``room``: what the next blocks get."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.world = two_sites()
+        self.machine = self.world.agent("b/0")
+        self.asked: list[int] = []
+        self.room = 0
+        self.size = {TransferId(100, index + 1): nbytes for index, nbytes in enumerate(sizes)}
+        for transfer, nbytes in self.size.items():
+            offer = dataclasses.replace(offer_of(transfer, 0, 1, nbytes), eager=False)
+            self.put(ev.PeerFrame(A, True, transfer, offer))
+            self.put(ev.RecvAccepted(transfer))
+        self.asked.clear()
+
+    def put(self, event: ev.AgentEvent) -> None:
+        for effect in self.machine.handle(event, self.world.now_ns):
+            if isinstance(effect, fx.AllocateBlock):
+                self.asked.append(effect.transfer.sequence)
+                if effect.nbytes <= self.room:
+                    self.room -= effect.nbytes
+                    self.put(ev.BlockAllocated(effect.transfer, 1, 4096))
+                else:
+                    self.put(ev.BlockDenied(effect.transfer, "full", False))
+
+    def freed(self, nbytes: int) -> list[int]:
+        self.room += nbytes
+        self.asked.clear()
+        self.put(ev.MemoryFreed(RANK[1]))
+        return self.asked
+
+
+def test_one_vain_try_speaks_for_all_messages_of_its_size() -> None:
+    """Memory is freed for each message that is received: trying all that wait each time would cost n squared."""
+    rig = Receivers(*[MIB] * 500)
+    assert rig.freed(0) == [1]
+    assert rig.freed(3 * MIB) == [1, 2, 3, 4]
+    assert rig.freed(MIB) == [4, 5]
+
+
+def test_a_smaller_message_does_not_wait_for_a_larger_one() -> None:
+    """The receiving trainer may need it before it gives anything back."""
+    rig = Receivers(8 * MIB, 4 * MIB, 6 * MIB, 2 * MIB)
+    assert rig.freed(2 * MIB) == [1, 2, 4]
+    assert rig.freed(8 * MIB) == [1, 2]
+
+
+def test_messages_that_ended_while_they_waited_are_passed_over() -> None:
+    rig = Receivers(MIB, MIB)
+    rig.put(ev.PeerFrame(A, True, TransferId(100, 1), wire.Cancel(ErrorCode.CANCELLED, "no")))
+    assert rig.freed(2 * MIB) == [2]
+    rig.put(ev.ClientDetached(RANK[1], 101, "killed", False))
+    assert not rig.machine.receiver._denied
+
+
+def test_a_grant_that_is_too_small_for_a_chunk_does_not_hold_up_another_peer() -> None:
+    world = three_agents()
+    small = world.post("a/0", 1, 0, 1, MIB)
+    other = world.post("a/0", 2, 0, 2, MIB)
+    world.grant("a/0", small, 64 << 10)
+    world.grant("a/0", other, MIB)
+    assert [d.transfer for d in world.tells(fx.TellSendDone)] == [other]
