@@ -31,7 +31,7 @@ from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, LinkInfo, Report
-from proxyd.core.window import Bottleneck, lane_window_bytes, link_sizes
+from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, link_sizes
 from proxyd.wire.envelope import TrafficClass
 
 STARVATION_SHARE = 20
@@ -100,7 +100,7 @@ class LinkGranter:
         """A restarted coordinator grants only what the agents' fallback leaves over until then."""
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
-        self._extra_ns = self.sizes.report_ns + control_rtt_ns
+        self._extra_ns = self.sizes.report_ns + control_rtt_ns + HOST_DELAY_NS
         self._fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + control_rtt_ns
         self._grants = 0
         self._rtt_ns = settings.rtt_ns

@@ -126,7 +126,8 @@ class Lane:
             self.leaves_ns = now_ns
         else:
             rate = self.rate_bytes_per_s
-            leaves_in = max(0, report.leaves_in_ns) + account.unseen_bytes * NANOS // rate
+            # The agent knows what its grants wait for; that it can't be faster than its rate is known here.
+            leaves_in = max(report.leaves_in_ns + account.unseen_bytes * NANOS // rate, at_host * NANOS // rate)
             # Its first byte left half a control round trip after the grant was issued; the news took the other half.
             elapsed_ns = now_ns - max(self.reported_ns, self._epoch_ns + control_rtt_ns)
             if elapsed_ns > SPEED_SPAN_NS:

@@ -134,6 +134,9 @@ class PeerLink:
             self.owner.world.clock.after(MIN_POLL_NS, self._poll)
 
     def _poll(self) -> None:
+        if self.owner.paused:
+            self.owner.world.clock.after(1_000_000, self._poll)
+            return
         self._polling = False
         if not self.connected or not self.owner.alive:
             return
@@ -199,13 +202,33 @@ class AgentHost:
         self._events: deque[ev.AgentEvent] = deque()
         self._busy = False
         self._alarm = Alarm(world.clock, lambda: self.emit(ev.TimePassed()))
+        self.paused = False
+        """The scheduler keeps the process waiting: the kernel goes on with what it has, the machine hears later."""
+        self._unread: list[Callable[[], None]] = []
+        """What has come for it meanwhile."""
+
+    def pause(self, for_ns: int) -> None:
+        """Keep the process waiting for a while."""
+        if not self.paused:
+            self.paused = True
+            self.world.clock.after(for_ns, self._resume)
+
+    def _resume(self) -> None:
+        self.paused = False
+        self.emit(ev.TimePassed())
+        unread, self._unread = self._unread, []
+        for read in unread:
+            read()
+        for link in list(self.peers.values()):
+            if link.connected:
+                link.pump()
 
     def emit(self, event: ev.AgentEvent) -> None:
         """An event for the machine: handled at once, or after those that wait already."""
         if not self.alive:
             return
         self._events.append(event)
-        if self._busy:
+        if self._busy or self.paused:
             return
         self._busy = True
         while self._events:
@@ -217,7 +240,7 @@ class AgentHost:
 
     def next_chunk(self, peer: AgentName) -> tuple[object, int, bool] | None:
         """For a stream with room."""
-        if not self.alive:
+        if not self.alive or self.paused:
             return None
         chunk = self.machine.next_chunk(peer, self.world.clock.now_ns)
         if not self._busy:
@@ -356,6 +379,9 @@ class AgentHost:
 
     def frame(self, peer: AgentName, inbound: bool, transfer: TransferId, frame: wire.Frame) -> None:
         """A control frame came."""
+        if self.paused:
+            self._unread.append(lambda: self.frame(peer, inbound, transfer, frame))
+            return
         self.emit(ev.PeerFrame(peer, inbound, transfer, frame))
         if isinstance(frame, wire.Offer):
             self._offered.add(transfer)
@@ -364,6 +390,9 @@ class AgentHost:
 
     def chunk_arrived(self, peer: AgentName, chunk: ef.Chunk) -> None:
         """A chunk is here whole; one that has overtaken its offer waits."""
+        if self.paused:
+            self._unread.append(lambda: self.chunk_arrived(peer, chunk))
+            return
         if chunk.transfer not in self._offered:
             self._early.setdefault(chunk.transfer, []).append((peer, chunk))
         elif chunk.transfer in self.blocks:

@@ -17,6 +17,10 @@ TOML::
     delay = "300us"
     jitter = "200us"
 
+    [pauses]                               # optional: busy hosts, whose processes are kept waiting
+    every = "300ms"                        # each process so often (on average)
+    most = "20ms"                          # for up to so long
+
     [[agents]]                             # `count` agents named host0, host1, ...
     site = "hami"
     count = 8
@@ -66,9 +70,10 @@ from proxyd.core.errors import ConfigError
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.units import parse_duration, parse_rate, parse_size
 from proxyd.sim.checks import InvariantError, check_coordinator, check_end
+from proxyd.sim.host import AgentHost
 from proxyd.sim.link import NANOS, LinkModel
 from proxyd.sim.trainer import Fate
-from proxyd.sim.world import World
+from proxyd.sim.world import CoordinatorHost, World
 from proxyd.wire.envelope import TrafficClass
 
 JOB = "sim"
@@ -124,6 +129,9 @@ class Scenario:
     links: Mapping[LinkName, LinkModel]
     control_ns: int
     jitter_ns: int
+    pause_every_ns: int
+    """0: never."""
+    pause_most_ns: int
     slow_start_after_idle: bool
     agents: tuple[Agents, ...]
     bursts: tuple[Burst, ...]
@@ -162,9 +170,21 @@ class Result:
 
 
 _KEYS = {
-    "": {"description", "duration", "slow_start_after_idle", "link", "control", "agents", "burst", "fault", "expect"},
+    "": {
+        "description",
+        "duration",
+        "slow_start_after_idle",
+        "link",
+        "control",
+        "pauses",
+        "agents",
+        "burst",
+        "fault",
+        "expect",
+    },
     "link": {"from", "to", "capacity", "rtt", "buffer", "loss"},
     "control": {"delay", "jitter"},
+    "pauses": {"every", "most"},
     "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
     "burst": {"at", "from", "to", "size", "traffic", "times", "gap", "spread", "cancel", "cancel_within"},
     "fault": {"at", "do", "rank"},
@@ -201,7 +221,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _scenario(name: str, data: Mapping[str, Any]) -> Scenario:
-    control = data.get("control", {})
+    control, pauses = data.get("control", {}), data.get("pauses", {})
     return Scenario(
         name=name,
         description=data["description"],
@@ -217,6 +237,8 @@ def _scenario(name: str, data: Mapping[str, Any]) -> Scenario:
         },
         control_ns=parse_duration(control.get("delay", "300us")),
         jitter_ns=parse_duration(control.get("jitter", "200us")),
+        pause_every_ns=parse_duration(pauses["every"]) if pauses else 0,
+        pause_most_ns=parse_duration(pauses["most"]) if pauses else 0,
         slow_start_after_idle=bool(data.get("slow_start_after_idle", False)),
         agents=tuple(
             Agents(a["site"], a["count"], a["first_rank"], a.get("ranks_each", 1), parse_size(a.get("memory", "1GiB")))
@@ -283,6 +305,10 @@ class Run:
                     world.start_trainer(host, EndpointName(JOB, group.first_rank + rank))
         for burst in scenario.bursts:
             self._plan(burst, burst.at_ns, burst.times)
+        if scenario.pause_every_ns:
+            self._pause_later(world.coordinators[COORDINATOR])
+            for host in world.hosts.values():
+                self._pause_later(host)
         for fault in scenario.faults:
             world.clock.at(fault.at_ns, partial(self._break, fault))
 
@@ -304,6 +330,16 @@ class Run:
     def _live_fates(self) -> list[Fate]:
         trainers = self.world.trainers
         return [f for f in self.world.fates.values() if trainers[f.envelope.source].alive]
+
+    def _pause_later(self, process: AgentHost | CoordinatorHost) -> None:
+        world, scenario = self.world, self.scenario
+
+        def pause() -> None:
+            if process.alive:
+                process.pause(world.rng.randrange(1, scenario.pause_most_ns))
+                self._pause_later(process)
+
+        world.clock.after(int(world.rng.expovariate(1 / scenario.pause_every_ns)), pause)
 
     def _plan(self, burst: Burst, at_ns: int, times: int) -> None:
         self.world.clock.at(at_ns, lambda: self._post(burst, times))

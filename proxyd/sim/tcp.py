@@ -17,8 +17,9 @@ from proxyd.sim.link import NANOS, Link
 
 SEGMENT_BYTES = 16 << 10
 INITIAL_WINDOW_BYTES = 10 * 8948
-UNSENT_LOW_BYTES = 48 << 10
-"""``TCP_NOTSENT_LOWAT``: below it the stream asks for more."""
+UNSENT_LOW_BYTES = 16 << 10
+UNSENT_LOW_NS = 8_000_000
+"""``TCP_NOTSENT_LOWAT``: with less than this much time's worth unsent the stream asks for more, as the agent sets it."""
 LOSS_FACTOR = 0.7
 IDLE_RESET_NS = 250_000_000
 
@@ -90,6 +91,10 @@ class Stream:
         """Nothing is unsent or unacknowledged."""
         return not (self._queue or self._again or self.in_flight_bytes)
 
+    @property
+    def _low_bytes(self) -> int:
+        return max(UNSENT_LOW_BYTES, self.pace_bytes_per_s * UNSENT_LOW_NS // NANOS)
+
     def close(self) -> None:
         """Cut the connection: nothing arrives any more."""
         self.open = False
@@ -104,7 +109,7 @@ class Stream:
             idle_ns = self.clock.now_ns - self._last_sent_ns
             if idle_ns > IDLE_RESET_NS:
                 self.window_bytes = min(self.window_bytes, INITIAL_WINDOW_BYTES)
-        while self.unsent_bytes < UNSENT_LOW_BYTES and (asked := self._ask()) is not None:
+        while self.unsent_bytes < self._low_bytes and (asked := self._ask()) is not None:
             self._take(*asked)
         self._send()
 
@@ -132,7 +137,7 @@ class Stream:
                 gap_ns = segment.nbytes * NANOS // self.pace_bytes_per_s
                 self._next_ns = max(self._next_ns, clock.now_ns) + gap_ns
             self._put(segment, again)
-            if not again and self.unsent_bytes < UNSENT_LOW_BYTES and (asked := self._ask()) is not None:
+            if not again and self.unsent_bytes < self._low_bytes and (asked := self._ask()) is not None:
                 self._take(*asked)
 
     def _plan(self) -> None:

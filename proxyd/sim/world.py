@@ -38,6 +38,8 @@ class CoordinatorHost:
         self.agents: dict[int, AgentHost] = {}
         """By session."""
         self._world = world
+        self._waiting: list[CoordinatorEvent] | None = None
+        """What came while the process was kept waiting."""
         self._lines: dict[int, tuple[Ordered, Ordered]] = {}
         self._alarm = Alarm(world.clock, lambda: self.handle(TimePassed()))
 
@@ -46,9 +48,23 @@ class CoordinatorHost:
         """The time."""
         return self._world.clock.now_ns
 
+    def pause(self, for_ns: int) -> None:
+        """The scheduler keeps the process waiting for a while."""
+        if self._waiting is None:
+            self._waiting = []
+            self._world.clock.after(for_ns, self._resume)
+
+    def _resume(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for event in waiting:
+            self.handle(event)
+
     def handle(self, event: CoordinatorEvent) -> None:
         """An event for the machine."""
         if not self.alive:
+            return
+        if self._waiting is not None:
+            self._waiting.append(event)
             return
         world = self._world
         effects = self.machine.handle(event, world.clock.now_ns)

@@ -18,6 +18,7 @@ SEEDS = {
     "agent_dies": 30,
     "barrier": 10,
     "burst": 4,
+    "busy_hosts": 4,
     "cancellations": 20,
     "cold_windows": 10,
     "coordinator_restarts": 20,
