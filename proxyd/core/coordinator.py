@@ -20,6 +20,7 @@ one are void, and for one lease it grants only what the agents' fallback leaves 
 from __future__ import annotations
 
 import dataclasses
+from bisect import insort
 
 from proxyd.core.allocation import Waiting
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
@@ -130,6 +131,8 @@ class CoordinatorMachine:
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[AgentName, int] = {}
         self._links: dict[LinkName, _Link] = {}
+        self._from_site: dict[str, list[LinkName]] = {}
+        """Links out of a site, sorted."""
         self._registry = Registry()
         self._sites: set[str] = set()
         self._orders = 0
@@ -419,6 +422,7 @@ class CoordinatorMachine:
         )
         link = _Link(granter, FallbackRates(settings.payload_bytes_per_s))
         self._links[settings.link] = link
+        insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
         return link
 
     def _know_site(self, site: str) -> None:
@@ -439,7 +443,7 @@ class CoordinatorMachine:
             self._wake(0)
 
     def _links_from(self, site: str) -> list[_Link]:
-        return [self._links[name] for name in sorted(self._links) if name.src_site == site]
+        return [self._links[name] for name in self._from_site.get(site, ())]
 
     def _decide(self, link: _Link, now_ns: int) -> None:
         granter = link.granter

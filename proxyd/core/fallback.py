@@ -16,11 +16,13 @@ FALLBACK_SHARE = (4, 5)
 class FallbackRates:
     """Rates of one link, by session."""
 
-    __slots__ = ("_rates", "total_bytes_per_s")
+    __slots__ = ("_rates", "_settled", "total_bytes_per_s")
 
     def __init__(self, bottleneck_bytes_per_s: int) -> None:
         self.total_bytes_per_s = bottleneck_bytes_per_s * FALLBACK_SHARE[0] // FALLBACK_SHARE[1]
         self._rates: dict[int, int] = {}
+        self._settled: tuple[list[int], int] | None = None
+        """Members and reserve for which everybody has the full share: nothing to do while they stay."""
 
     def of(self, session: int) -> int:
         """What a session was last given; 0 when nothing."""
@@ -34,6 +36,8 @@ class FallbackRates:
     def share(self, sessions: Iterable[int], reserved_bytes_per_s: int = 0) -> None:
         """Share anew among ``sessions``; ``reserved_bytes_per_s`` stay with agents whose session was lost."""
         members = sorted(sessions)
+        if self._settled == (members, reserved_bytes_per_s):
+            return
         total = max(0, self.total_bytes_per_s - reserved_bytes_per_s)
         target = total // len(members) if members else 0
         before = {session: self._rates.get(session, 0) for session in members}
@@ -45,3 +49,5 @@ class FallbackRates:
             if more > 0 and before[session] < target:
                 self._rates[session] += more
                 left -= more
+        done = all(self._rates[session] == target for session in members)
+        self._settled = (members, reserved_bytes_per_s) if done else None
