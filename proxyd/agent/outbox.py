@@ -60,7 +60,8 @@ class Outbox:
 
     def _put(self, item: _Item) -> None:
         self._items.append(item)
-        if not self._flush_due and not self._writing:
+        # A socket that never gets writable calls nobody: the bound is looked at all the same.
+        if not self._flush_due and (not self._writing or self._frame_bytes > MAX_FRAME_BYTES):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 

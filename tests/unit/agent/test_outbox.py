@@ -1,0 +1,105 @@
+"""What waits for a client that reads slowly, or not at all."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+
+from proxyd.agent import outbox
+from proxyd.agent.outbox import Outbox
+
+
+def play(body: Callable[[Outbox, socket.socket, list[str]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        theirs.setblocking(False)
+        failures: list[str] = []
+        box = Outbox(mine, failures.append)
+        async with asyncio.timeout(10):
+            await body(box, theirs, failures)
+        box.close()
+        mine.close()
+        theirs.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+async def read(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        data += await asyncio.get_running_loop().sock_recv(sock, nbytes - len(data))
+    return data
+
+
+def test_frames_and_payload_leave_in_order_whatever_the_socket_takes() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        payload = os.urandom(3 << 20)
+        box.frame(b"first")
+        box.payload(memoryview(payload))
+        box.frame(b"second")
+        assert await read(theirs, 5 + len(payload) + 6) == b"first" + payload + b"second"
+        assert failures == []
+
+    play(body)
+
+
+def test_a_descriptor_rides_with_the_first_byte_of_its_frame() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        fds = [os.memfd_create(name) for name in ("one", "two")]
+        box.frame(b"plain")
+        for number, fd in enumerate(fds):
+            box.frame(b"with%d" % number, fd)
+            os.close(fd)
+        box.frame(b"end")
+        await asyncio.sleep(0.01)
+        got: list[tuple[bytes, int]] = []
+        for _ in range(2):
+            data, ancillary, _, _ = theirs.recvmsg(100, socket.CMSG_SPACE(64))
+            passed = array.array("i")
+            for _, _, raw in ancillary:
+                passed.frombytes(raw)
+            got.append((data, len(passed)))
+            for fd in passed:
+                os.close(fd)
+        # The kernel ends a read behind a descriptor, so that nobody can mistake whose it is.
+        assert got == [(b"plainwith0", 1), (b"with1end", 1)]
+        assert failures == []
+
+    play(body)
+
+
+def test_advice_is_left_out_for_a_client_that_lags() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        for _ in range(20):
+            box.frame(bytes(100_000))
+            await asyncio.sleep(0)
+        box.advice(b"old news")
+        box.frame(b"last")
+        assert (await read(theirs, 2_000_004))[-4:] == b"last"
+        assert failures == []
+
+    play(body)
+
+
+def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_FRAME_BYTES", 1 << 20)
+
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        box.payload(memoryview(bytes(8 << 20)))
+        await asyncio.sleep(0.01)
+        assert failures == [], "payload is kept as views and doesn't count"
+        for _ in range(30):
+            box.frame(bytes(100_000))
+            await asyncio.sleep(0)
+        assert len(failures) == 1
+        assert "has not read" in failures[0]
+
+    play(body)
