@@ -19,7 +19,7 @@ SEGMENT_BYTES = 16 << 10
 INITIAL_WINDOW_BYTES = 10 * 8948
 UNSENT_LOW_BYTES = 16 << 10
 UNSENT_LOW_NS = 8_000_000
-"""``TCP_NOTSENT_LOWAT``: with less than this much time's worth unsent the stream asks for more, as the agent sets it."""
+"""``TCP_NOTSENT_LOWAT``, as the agent sets it: with less than this much time's worth unsent a stream asks for more."""
 LOSS_FACTOR = 0.7
 IDLE_RESET_NS = 250_000_000
 
