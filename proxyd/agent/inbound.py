@@ -30,6 +30,7 @@ MAX_HANDSHAKES = 256
 MAX_STREAMS_PER_PEER = 256
 OFFERS_REMEMBERED = 65536
 """Offers that a peer made, kept to tell a chunk that came too early from one that came too late."""
+MISSED_REMEMBERED = 1024
 OFFER_WAIT_S = 10.0
 """How long a chunk may wait for its OFFER: several retransmissions of the control connection."""
 _EMFILE_PAUSE_S = 1.0
@@ -56,7 +57,10 @@ class InboundPeer:
         self._channel: ControlChannel | None = None
         self._streams: list[ReceiveStream] = []
         self._offered: OrderedDict[TransferId, None] = OrderedDict()
-        self._early: dict[TransferId, list[Callable[[], None]]] = {}
+        self._early: dict[TransferId, list[tuple[wire.Header, Callable[[], None]]]] = {}
+        """Chunks that wait for their OFFER, and what lets their streams go on."""
+        self._missed: OrderedDict[TransferId, list[wire.Header]] = OrderedDict()
+        """Chunks that were thrown away because they had waited too long for it."""
 
     def open(self, sock: socket.socket) -> None:
         """Its control connection stands."""
@@ -86,16 +90,30 @@ class InboundPeer:
     def was_offered(self, transfer: TransferId) -> bool:
         return transfer in self._offered
 
-    def when_offered(self, transfer: TransferId, go_on: Callable[[], None]) -> None:
-        waiting = self._early.setdefault(transfer, [])
-        waiting.append(go_on)
+    def when_offered(self, header: wire.Header, go_on: Callable[[], None]) -> None:
+        waiting = self._early.setdefault(header.transfer, [])
+        waiting.append((header, go_on))
         if len(waiting) == 1:
-            asyncio.get_running_loop().call_later(OFFER_WAIT_S, self._release, transfer)
+            asyncio.get_running_loop().call_later(OFFER_WAIT_S, self._give_up, header.transfer)
 
     def _release(self, transfer: TransferId) -> None:
-        """Let waiting chunks go on: into their block, or, without an offer, to nowhere."""
-        for go_on in self._early.pop(transfer, ()):
+        """Its OFFER came. Chunks that wait go on, into their block or to nowhere; one that is lost is asked for again.
+
+        Without that both sides would wait: all was sent, and not all was received.
+        """
+        for _, go_on in self._early.pop(transfer, ()):
             go_on()
+        for header in self._missed.pop(transfer, ()):
+            if self.block_of(transfer) is not None:
+                self.arrived(transfer, header.offset, header.length, False)
+
+    def _give_up(self, transfer: TransferId) -> None:
+        """No OFFER: the chunks that wait for it go nowhere, and the connections that they block go on."""
+        for header, go_on in self._early.pop(transfer, ()):
+            self._missed.setdefault(transfer, []).append(header)
+            go_on()
+        if len(self._missed) > MISSED_REMEMBERED:
+            self._missed.popitem(last=False)
 
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, True, transfer, frame))
@@ -127,6 +145,7 @@ class InboundPeer:
     def replaced(self) -> None:
         """Another connection of this peer took over."""
         self._ended("another connection of it took over")
+        self.close("")  # data connections can be there before the control connection stands
 
 
 class InboundListener:

@@ -181,8 +181,8 @@ class ChunkSink(Protocol):
     def was_offered(self, transfer: TransferId) -> bool:
         """Whether the message's OFFER has come. Its chunks travel on other connections and may overtake it."""
 
-    def when_offered(self, transfer: TransferId, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` once that OFFER has come, or will not."""
+    def when_offered(self, header: wire.Header, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` once the OFFER of this chunk's message has come, or after a while without."""
 
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         """A chunk is in place (or was damaged on its way)."""
@@ -257,7 +257,7 @@ class ReceiveStream:
         if block is None and not self._sink.was_offered(header.transfer):
             self._early = header
             self._loop.remove_reader(self._sock)
-            self._sink.when_offered(header.transfer, self._go_on)
+            self._sink.when_offered(header, self._go_on)
             return wire.HEADER_BYTES, False
         self._begin(header, block)
         return wire.HEADER_BYTES, True

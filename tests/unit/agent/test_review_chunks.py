@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
 
+import pytest
 import xxhash
 
+from proxyd.agent import inbound
 from proxyd.core.events import ChunkArrived, InboundClosed
 from proxyd.core.ids import AgentName
 from proxyd.wire import peer as wire
-from tests.unit.agent.test_peers import CHUNK, A, Rig, connection, play
+from tests.unit.agent.test_peers import CHUNK, OFFER, A, Rig, connection, play
 
 
 def test_a_chunk_that_comes_again_does_not_touch_what_is_there() -> None:
@@ -58,6 +61,43 @@ def test_a_peer_cannot_write_into_the_message_of_another_one() -> None:
         assert not rig.receiver.of(ChunkArrived)
         control.close()
         data.close()
+        await rig.close()
+
+    play(body)
+
+
+def test_a_chunk_that_was_thrown_away_before_its_offer_came_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise both sides would wait for each other: all was sent, and not all was received."""
+    monkeypatch.setattr(inbound, "OFFER_WAIT_S", 0.05)
+
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=3 * CHUNK)
+        await rig.connect()
+        block, rig.block = rig.block, None
+        rig.chunks.rotate(-1)
+        rig.link.pump()
+        await asyncio.sleep(0.08)
+        rig.block = block
+        rig.link.send(rig.transfer, OFFER)
+        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 3)
+        arrived = [e for e in rig.receiver.of(ChunkArrived) if isinstance(e, ChunkArrived)]
+        assert sorted((e.offset, e.good) for e in arrived) == [(0, True), (CHUNK, False), (2 * CHUNK, True)]
+        await rig.close()
+
+    play(body)
+
+
+def test_data_connections_of_a_peer_that_is_replaced_before_it_stands_are_closed() -> None:
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=CHUNK)
+        before = inbound.InboundPeer(rig.listener, A.agent, A.incarnation, rig.receiver.emit)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        before.add_stream(ours)
+        before.replaced()
+        assert theirs.recv(1) == b""
+        assert not rig.receiver.of(InboundClosed)
+        theirs.close()
         await rig.close()
 
     play(body)
