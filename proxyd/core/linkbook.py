@@ -19,6 +19,10 @@ from proxyd.core.messages import Grant, LinkInfo, Report
 
 FALLBACK_AFTER_NS = 500_000_000
 """Silence of the coordinator after which an agent goes on by itself: three lost beats and a half."""
+LATE_NS = 5_000_000
+"""Later than that, it may be this agent that didn't get to run, and the coordinator's words wait to be read."""
+SECOND_LOOK_NS = 100_000_000
+"""How long such an agent takes to read them before it calls the coordinator silent."""
 FALLBACK_SLICE_NS = 20_000_000
 """Length of a self-issued slot: the same as a granted one."""
 NANOS = 1_000_000_000
@@ -68,6 +72,8 @@ class LinkBook:
         """The first grant whose peer was last told that it is its turn."""
         self.fallback_rate_bytes_per_s = 0
         self.fallback_next_ns = 0
+        self.look_again_ns = 0
+        self._looked_for_ns = -1
         self.last_heard_ns = 0
         self.unscheduled_bytes = 0
         self.fallback_bytes = 0
@@ -86,6 +92,7 @@ class LinkBook:
         self._leaves_ns = 0
         """When the backlog will have left, as last reckoned."""
         self._lead_said = True
+        self._spent_rate_bytes_per_s = 0
         self.report_due_ns: int | None = None
         self.asked: dict[TransferId, None] = {}
         """Transfers that wait for (more) grants, in the order in which they asked."""
@@ -122,6 +129,14 @@ class LinkBook:
     def silent(self, now_ns: int) -> bool:
         """The owner hasn't been heard for too long."""
         return now_ns - self.last_heard_ns > FALLBACK_AFTER_NS
+
+    def second_look(self, due_ns: int, now_ns: int) -> bool:
+        """Whether to wait a little before the owner counts as silent: once per silence, when we come late ourselves."""
+        if now_ns - due_ns <= LATE_NS or self._looked_for_ns == self.last_heard_ns:
+            return False
+        self._looked_for_ns = self.last_heard_ns
+        self.look_again_ns = now_ns + SECOND_LOOK_NS
+        return True
 
     # -------------------------------------------------------------------------------------- grants
 
@@ -184,6 +199,7 @@ class LinkBook:
     def spend(self, held: HeldGrant, peer: AgentName, nbytes: int) -> None:
         """A chunk is handed to a stream under ``held``."""
         held.left_bytes -= nbytes
+        self._spent_rate_bytes_per_s = held.rate_bytes_per_s
         counts = self.peers.setdefault(peer, PeerCounts())
         counts.taken_bytes += nbytes
         if held.fallback:
@@ -238,10 +254,8 @@ class LinkBook:
         return self.untaken_bytes + sum(counts.unsent_bytes for counts in self.peers.values())
 
     def _rate(self) -> int:
-        return max(1, self.grants[0].rate_bytes_per_s if self.grants else self._last_rate())
-
-    def _last_rate(self) -> int:
-        return self.info.rate_bytes_per_s if self.info is not None else 1
+        """The pace at which the backlog leaves: the head grant's, or, once all is in the kernel, the last one's."""
+        return max(1, self.grants[0].rate_bytes_per_s if self.grants else self._spent_rate_bytes_per_s)
 
     def leaves_in_ns(self) -> int:
         """When the backlog will have left at the head grant's pace; 0 without a backlog."""

@@ -435,3 +435,11 @@ def test_delivered_bytes_go_on_counting_over_a_peer_that_was_dropped_and_dialled
     world.advance(10)
     report = world.asks(Report)[-1]
     assert (report.left_bytes, report.delivered_bytes) == (4 * MIB, 4 * MIB)
+
+
+def test_what_is_in_the_kernel_leaves_at_the_pace_of_its_own_grant() -> None:
+    world = two_sites()
+    transfer = world.post("a/0", 1, 0, 1, MIB)
+    world.grant("a/0", transfer, MIB, rate=10_000_000)
+    world.delivered("a/0", "b/0", unsent=500_000)
+    assert world.asks(Report)[-1].leaves_in_ns == 50 * MS, "not at the whole link's rate"
