@@ -104,6 +104,9 @@ class AgentMachine:
         self.sender = Sender(config, self._directory, self._effects)
         self.receiver = Receiver(self._clients, self._effects)
         self._orphans: dict[TransferId, Outgoing] = {}
+        self._elsewhere: dict[EndpointName, tuple[str, DirectoryEntry]] = {}
+        """Local trainers whose next life a coordinator (its address) has seen at another agent: it counts when the one
+        here has ended."""
 
     # ------------------------------------------------------------------------------- the interface
 
@@ -288,7 +291,8 @@ class AgentMachine:
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
         self.sender.asking.forget_announcements(endpoint)
-        for out in [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]:
+        mine = [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]
+        for out in [o for o in mine if o.transfer.incarnation == incarnation]:
             if out.state is SendState.HANDED_OVER:
                 self.sender.forget(out)
             elif orderly and out.filled_bytes == out.nbytes:
@@ -300,6 +304,8 @@ class AgentMachine:
         for address in sorted(self.sender.asking.alive()):
             self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
         self._directory_changed("", Directory((), ((endpoint, incarnation, reason),), full=False), now_ns)
+        if (moved := self._elsewhere.pop(endpoint, None)) is not None:
+            self._directory_changed(moved[0], Directory((moved[1],), (), full=False), now_ns)
 
     def _tick_orphans(self, now_ns: int) -> None:
         for transfer, out in list(self._orphans.items()):
@@ -388,6 +394,7 @@ class AgentMachine:
             own = [entry for entry in message.entries if entry.agent == self.config.agent]
             gone = tuple(item for item in message.gone if item[0] not in self._clients)
             entries = tuple(e for e in message.entries if e not in own and e.endpoint not in self._clients)
+            self._note_elsewhere(address, message)
             message = Directory(entries, gone, message.full)
         alive = self.sender.asking.alive()
         changes = self._directory.update(address, message, alive)
@@ -395,6 +402,15 @@ class AgentMachine:
             ups = (EndpointUp(entry.endpoint, entry.incarnation) for entry in changes.came)
             self._effects += [ToCoordinator(name, up) for up in ups for name in sorted(alive)]
         self._apply(changes, now_ns)
+
+    def _note_elsewhere(self, address: str, message: Directory) -> None:
+        lives = {(endpoint, incarnation) for endpoint, incarnation, _ in message.gone}
+        for endpoint, (source, entry) in list(self._elsewhere.items()):
+            if (endpoint, entry.incarnation) in lives or (message.full and source == address):
+                del self._elsewhere[endpoint]
+        for entry in message.entries:
+            if entry.agent != self.config.agent and entry.endpoint in self._clients:
+                self._elsewhere[entry.endpoint] = (address, entry)
 
     def _apply(self, changes: Changes, now_ns: int) -> None:
         """The directory has changed: tell trainers, dial, offer what waited, fail what can't arrive any more."""

@@ -7,12 +7,12 @@ import dataclasses
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName, EndpointName, TransferId
-from proxyd.core.messages import TransferDone
+from proxyd.core.messages import Directory, TransferDone
 from proxyd.core.units import MAX_DURATION_NS
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
 
-from .agent_world import LINK, World
+from .agent_world import COORDINATOR, LINK, World
 
 MIB = 1 << 20
 A, B, C = AgentName("a", "0"), AgentName("b", "0"), AgentName("b", "1")
@@ -344,3 +344,47 @@ def test_a_grant_that_is_too_small_for_a_chunk_does_not_hold_up_another_peer() -
     world.grant("a/0", small, 64 << 10)
     world.grant("a/0", other, MIB)
     assert [d.transfer for d in world.tells(fx.TellSendDone)] == [other]
+
+
+# -- lives of trainers -------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_moved_away_is_found_once_its_old_process_has_ended() -> None:
+    """Its old process hangs: the new one, at another agent, was registered while the old one was still here."""
+    world = World("a/0", "b/0")
+    world.attach("a/0", 0)
+    world.attach("a/0", 1)
+    world.connect()
+    world.attach("b/0", 1, incarnation=201)
+    world.publish()
+    world.put("a/0", ev.ClientDetached(RANK[1], 101, "killed", False))
+    world.post("a/0", 1, 0, 1, 1000)
+    assert [d.transfer.sequence for d in world.tells(fx.TellSendDone)] == [1]
+    here = [t for n, t in world.told if n == A and isinstance(t, fx.TellPeerHere) and t.endpoint == RANK[0]]
+    assert here[-1].incarnation == 201
+
+
+def test_word_of_a_life_elsewhere_that_has_ended_is_not_kept() -> None:
+    world = World("a/0", "b/0")
+    world.attach("a/0", 0)
+    world.attach("a/0", 1)
+    world.connect()
+    world.attach("b/0", 1, incarnation=201)
+    world.publish()
+    world.put("a/0", ev.CoordinatorSaid(COORDINATOR, Directory((), ((RANK[1], 201, "killed"),), full=False)))
+    world.put("a/0", ev.ClientDetached(RANK[1], 101, "killed", False))
+    world.post("a/0", 1, 0, 1, 1000)
+    world.advance(10_001)
+    assert world.tells(fx.TellSendFailed)[0].code is ErrorCode.UNKNOWN_DESTINATION
+    assert not world.agent("a/0")._elsewhere
+
+
+def test_what_lingers_of_one_life_does_not_end_with_the_next() -> None:
+    world = two_sites()
+    transfer = world.post("a/0", 1, 0, 1, MIB)
+    world.put("a/0", ev.ClientDetached(RANK[0], 100, "closed", True))
+    world.put("a/0", ev.ClientAttached(RANK[0], 500))
+    world.put("a/0", ev.ClientDetached(RANK[0], 500, "killed", False))
+    assert not world.tells(fx.TellSendFailed)
+    world.grant("a/0", transfer, MIB)
+    assert [d.transfer for d in world.tells(fx.TellSendDone)] == [transfer]
