@@ -74,34 +74,34 @@ class _Run:
         for number in range(self.total):
             if number == self.warmup:
                 self.warm()
-            if number == self.total - 1:
-                recorder = ActivityRecorder(self.pids) if self.net.kind == "netns" else None
-            self.due_ns.append(due_ns)
-            self.traffic.order(number, due_ns)
-            while len(self.arrivals[number]) < self.scenario.senders:
-                self.take(self.traffic.next_arrival(BURST_TIMEOUT_S))
-            self.on_burst()
-            last_ns = max(arrival.end_ns for arrival in self.arrivals[number])
-            due_ns = max(last_ns + self.scenario.gap_ns, time.monotonic_ns() + LEAD_NS)
+            if number == self.total - 1 and self.net.kind == "netns":
+                recorder = ActivityRecorder(self.pids)
+            due_ns = self.one_burst(number, due_ns)
         return self.result(recorder.stop() if recorder is not None else None)
 
+    def one_burst(self, number: int, due_ns: int) -> int:
+        """Order a burst and wait for its end; answers when the next is due."""
+        self.due_ns.append(due_ns)
+        self.traffic.order(number, due_ns)
+        while len(self.arrivals[number]) < self.scenario.senders:
+            self.take(self.traffic.next_arrival(BURST_TIMEOUT_S))
+        self.on_burst()
+        last_ns = max(arrival.end_ns for arrival in self.arrivals[number])
+        return max(last_ns + self.scenario.gap_ns, time.monotonic_ns() + LEAD_NS)
+
     def open_loop(self) -> RunResult:
-        """Bursts are due at a fixed period, ready or not."""
-        period_ns = open_period_ns(self.scenario)
+        """Bursts are due at a fixed period, ready or not; but for the warm-up, whose backlog would be counted."""
         first_ns = time.monotonic_ns() + max(LEAD_NS, self.scenario.gap_ns)
-        for number in range(self.total):
-            self.due_ns.append(first_ns + number * period_ns)
+        for number in range(self.warmup):
+            first_ns = self.one_burst(number, first_ns)
+        self.warm()
+        period_ns = open_period_ns(self.scenario)
+        for number in range(self.warmup, self.total):
+            self.due_ns.append(first_ns + (number - self.warmup) * period_ns)
             self.traffic.order(number, self.due_ns[-1])
-        left = self.total * self.scenario.senders
-        warm_left = self.warmup * self.scenario.senders
-        while left:
+        for _ in range(self.mode.bursts * self.scenario.senders):
             wait_ns = max(0, self.due_ns[-1] - time.monotonic_ns())
             number = self.take(self.traffic.next_arrival(wait_ns / 1e9 + BURST_TIMEOUT_S))
-            left -= 1
-            if number < self.warmup:
-                warm_left -= 1
-                if warm_left == 0:
-                    self.warm()
             if len(self.arrivals[number]) == self.scenario.senders:
                 self.on_burst()
         return self.result(None)
