@@ -25,6 +25,7 @@ from proxyd.wire.client import (
     CancelSend,
     PostSend,
     SendData,
+    SendDelivered,
     SendDone,
     SendFailed,
     SendFilled,
@@ -62,11 +63,19 @@ class Send:
         self.envelope = envelope
         self.block = block
         self.copying = False
+        self.delivered = False
+        """Handed over within the host: done, while its block is still the receiver's."""
         self.ended = False
+        """Off the books: nothing more will be said of it, and its block is free."""
         self.error: ProxydError | None = None
         self.phase = SendPhase.RESOLVE
         self.bytes_done = 0
         self.finish_at_ns = 0
+
+    @property
+    def settled(self) -> bool:
+        """Its outcome is known."""
+        return self.ended or self.delivered
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until it is acknowledged end to end."""
@@ -74,9 +83,9 @@ class Send:
         core.check_process()
         deadline_ns = core.deadline_ns(timeout_s)
         with core.lock:
-            if not core.progress.wait_for(lambda: self.ended, deadline_ns):
+            if not core.progress.wait_for(lambda: self.settled, deadline_ns):
                 raise self._timeout(f"is not done after {timeout_s:g} s")
-            if self.error is not None:
+            if self.error is not None and not self.delivered:
                 raise self.error.again()
 
     def poll(self) -> bool:
@@ -84,13 +93,13 @@ class Send:
         core = self._core
         core.check_process()
         with core.lock:
-            if not self.ended:
+            if not self.settled:
                 core.progress.poll_now()
-            return self.ended
+            return self.settled
 
     def eta_s(self) -> float | None:
         """Seconds until the predicted acknowledgement."""
-        if self.ended:
+        if self.settled:
             return 0.0
         return max(0.0, (self.finish_at_ns - time.monotonic_ns()) / 1e9) if self.finish_at_ns else None
 
@@ -99,14 +108,14 @@ class Send:
         core = self._core
         core.check_process()
         with core.lock:
-            if self.ended:
+            if self.settled:
                 return False
             core.link.send(CancelSend(self.sequence))
             return True
 
     def describe(self) -> str:
         """State in one line."""
-        state = "ended" if self.ended else self.phase.label
+        state = "ended" if self.settled else self.phase.label
         return f"send to {self._core.name_of(self.envelope.dst_rank)}, tag {self.envelope.tag}: {state}"
 
     def fail(self, kind: type[ProxydError], what: str, why: str, next_step: str, phase: str = "") -> None:
@@ -265,6 +274,11 @@ class Sender:
         )
         return send
 
+    @property
+    def all_settled(self) -> bool:
+        """No send's outcome is open."""
+        return all(send.settled for send in self.pending.values())
+
     # -- room --------------------------------------------------------------------------------------------------------
 
     def _allocate(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> SendBlock:
@@ -372,6 +386,14 @@ class Sender:
         if send is not None:
             send.bytes_done = send.envelope.nbytes
             self.end(send)
+
+    def on_delivered(self, frame: SendDelivered) -> None:
+        """Handed over to a trainer of this host; SEND_DONE will give the block back."""
+        send = self.pending.get(frame.sequence)
+        if send is not None:
+            send.bytes_done = send.envelope.nbytes
+            send.delivered = True
+            self.core.progress.notify()
 
     def on_failed(self, frame: SendFailed) -> None:
         """Ended without delivery."""

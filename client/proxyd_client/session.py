@@ -31,6 +31,7 @@ from proxyd.wire.client import (
     PeerHere,
     RecvData,
     RecvFailed,
+    SendDelivered,
     SendDone,
     SendFailed,
     SendState,
@@ -84,7 +85,7 @@ class Session:
                 self._end(core.failure)
                 return
             deadline_ns = time.monotonic_ns() + max(0, linger_ns)
-            core.progress.wait_for(lambda: not self.sender.pending or core.failure is not None, deadline_ns)
+            core.progress.wait_for(lambda: self.sender.all_settled or core.failure is not None, deadline_ns)
             if core.failure is None:
                 core.link.send(Bye(code=ErrorCode.CLOSED, message="closed by its owner"))
                 flushed_by_ns = time.monotonic_ns() + _FLUSH_ON_CLOSE_NS
@@ -165,6 +166,8 @@ class Session:
                 self.sender.on_state(frame)
             case SendDone():
                 self.sender.on_done(frame)
+            case SendDelivered():
+                self.sender.on_delivered(frame)
             case SendFailed():
                 self.sender.on_failed(frame)
             case Offered():

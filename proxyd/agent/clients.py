@@ -27,6 +27,7 @@ from proxyd.core.effects import (
     TellPeerGone,
     TellPeerHere,
     TellRecvFailed,
+    TellSendDelivered,
     TellSendDone,
     TellSendFailed,
     TellSendState,
@@ -414,6 +415,12 @@ class ClientHub:
             sequence = effect.transfer.sequence
             frame = wire.SendState(sequence, effect.phase, effect.bytes_done, effect.finish_in_ns)
             entry.session.advise(frame)
+
+    def tell_send_delivered(self, effect: TellSendDelivered) -> None:
+        """Handed over: done, while the block is still its receiver's."""
+        entry = self._outgoing.get(effect.transfer)
+        if entry is not None:
+            entry.session.tell(wire.SendDelivered(effect.transfer.sequence))
 
     def tell_send_done(self, effect: TellSendDone) -> None:
         """Delivered; the block is the trainer's again."""

@@ -88,6 +88,8 @@ class Effects:
                 hub.tell_expect(effect)
             case ef.TellSendState():
                 hub.tell_send_state(effect)
+            case ef.TellSendDelivered():
+                hub.tell_send_delivered(effect)
             case ef.TellSendDone():
                 hub.tell_send_done(effect)
             case ef.TellSendFailed():

@@ -174,6 +174,14 @@ class TellSendState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TellSendDelivered:
+    """Handed over within the host and complete: the send is done, its block is the receiver's until TellSendDone."""
+
+    endpoint: EndpointName
+    transfer: TransferId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class TellSendDone:
     """Delivered, verified, acknowledged: the send block is the trainer's again."""
 
@@ -237,6 +245,7 @@ AgentEffect: TypeAlias = (
     | TellRecvFailed
     | TellExpect
     | TellSendState
+    | TellSendDelivered
     | TellSendDone
     | TellSendFailed
     | TellPeerHere

@@ -18,6 +18,7 @@ from proxyd.core.effects import (
     TellLanded,
     TellOffered,
     TellRecvFailed,
+    TellSendDelivered,
     TellSendDone,
     TellSendFailed,
     ToPeer,
@@ -297,6 +298,9 @@ class Receiver:
                 self.ended_local.append(incoming.transfer)
                 self.effects.append(TellSendDone(incoming.envelope.source, incoming.transfer))
                 del self.transfers[incoming.transfer]
+            else:
+                # A receiver may keep what it got for long (activations until their backward): its sender doesn't wait.
+                self.effects.append(TellSendDelivered(incoming.envelope.source, incoming.transfer))
             return
         self.delivered[incoming.envelope.source, incoming.transfer] = incoming.nbytes
         if len(self.delivered) > DELIVERED_REMEMBERED:

@@ -266,6 +266,18 @@ class SendState:
 
 
 @dataclasses.dataclass(frozen=True)
+class SendDelivered:
+    """The receiver, a trainer of the same agent, has all of it where it stands: the send is done, its block is not
+    free.
+
+    SEND_DONE follows when the receiver has released the block, which may be long after (it may keep what it received).
+    """
+
+    TYPE = 18
+    sequence: int = u64()
+
+
+@dataclasses.dataclass(frozen=True)
 class Offered:
     """A message for this endpoint; ``arena`` 0 with ``nbytes`` > 0 means that it waits for ACCEPT."""
 
@@ -422,6 +434,7 @@ Frame: TypeAlias = (
     | CancelSend
     | AnnounceSend
     | SendDone
+    | SendDelivered
     | SendFailed
     | SendState
     | Offered

@@ -540,7 +540,10 @@ class FakeAgent:
         if transfer.landed_bytes < transfer.envelope.nbytes:
             transfer.sender.tell(state)
         elif transfer.block is not None or not receiver.shared_memory:
-            self._finish(transfer)  # handed-over memory is the receiver's until RELEASE
+            self._finish(transfer)
+        else:
+            # Handed-over memory is the receiver's until RELEASE.
+            transfer.sender.tell(wire.SendDelivered(transfer.sequence))
 
     def _finish(self, transfer: Transfer) -> None:
         transfer.done = True

@@ -248,9 +248,11 @@ def test_a_handed_over_block_goes_back_to_its_sender(start_agent: Callable[..., 
     assert np.array_equal(m.array, x)
     with pytest.raises(ValueError, match="read-only"):
         m.array[0] = 1
-    assert not handle.done()
+    handle.wait(20)  # a receiver that keeps what it got doesn't hold its sender up
+    assert handle.done()
+    assert not handle.cancel()
+    assert sender._session.sender.pending, "but the block is not free yet"
     del m
-    handle.wait(20)
     out = np.empty_like(x)
     handle = sender.isend(x, 1, tag=1)
     receiver.recv_into(out, 0, 1, timeout_s=20)

@@ -207,6 +207,7 @@ def test_within_a_host_the_block_is_handed_over_and_given_back_on_release() -> N
     world.put("a/0", ev.SendFilled(transfer, 1000))
     world.put("a/0", ev.SendFilled(transfer, MIB))
     assert [t.nbytes for t in world.tells(fx.TellLanded)] == [1000, MIB]
+    assert [t.transfer for t in world.tells(fx.TellSendDelivered)] == [transfer], "keeping it blocks nobody"
     assert not world.tells(fx.TellSendDone)
     world.put("a/0", ev.RecvReleased(transfer))
     assert world.tells(fx.TellSendDone)
