@@ -468,7 +468,7 @@ class AgentMachine:
             return
         if isinstance(frame, wire.EagerReturned):
             pair = (EndpointName(frame.job, frame.src_rank), EndpointName(frame.job, frame.dst_rank))
-            self.sender.eager_returned(pair, frame.nbytes)
+            self.sender.eager_returned(event.peer, pair, frame.nbytes)
             return
         out = self.sender.transfers.get(transfer)
         if out is None or out.peer != event.peer:

@@ -48,6 +48,8 @@ class Peer:
     wanted: WantPeer | None = None
     connected: bool = False
     eager_bytes: int = 0
+    eager_used_bytes: dict[tuple[EndpointName, EndpointName], int] = dataclasses.field(default_factory=dict)
+    """Of each pair of endpoints, over the connection that stands."""
     last_error: str = "not connected yet"
     free: deque[TransferId] = dataclasses.field(default_factory=deque)
     """Transfers with chunks to send that need no grant."""

@@ -53,7 +53,6 @@ class Sender:
         self.peers: dict[AgentName, Peer] = {}
         self.asking = Asking(config, self.transfers, self.peers, effects, self.cancel)
         self._unoffered: dict[EndpointName, deque[TransferId]] = {}
-        self._eager_used_bytes: dict[tuple[EndpointName, EndpointName], int] = {}
         self.done_bytes: dict[tuple[LinkName, int, bool], int] = {}
         self.done_count: dict[tuple[LinkName, int, bool], int] = {}
         self.resent_chunks = 0
@@ -166,10 +165,10 @@ class Sender:
         out.free = out.link is None or out.nbytes <= self.config.unscheduled_bytes
         out.wanted_bytes = out.nbytes
         pair = (envelope.source, envelope.destination)
-        used = self._eager_used_bytes.get(pair, 0)
+        used = peer.eager_used_bytes.get(pair, 0)
         out.eager = used + out.nbytes <= peer.eager_bytes
-        if out.eager:
-            self._eager_used_bytes[pair] = used + out.nbytes
+        if out.eager and out.nbytes:
+            peer.eager_used_bytes[pair] = used + out.nbytes
         offer = wire.Offer(envelope, entry.incarnation, out.chunk_bytes, out.eager)
         self.effects.append(ToPeer(peer.name, False, out.transfer, offer))
         if not out.eager:
@@ -204,13 +203,16 @@ class Sender:
         out.start_over()
         self.asking.tell_state(out, 0)
 
-    def eager_returned(self, pair: tuple[EndpointName, EndpointName], nbytes: int) -> None:
+    def eager_returned(self, name: AgentName, pair: tuple[EndpointName, EndpointName], nbytes: int) -> None:
         """A part of the eager budget of an endpoint pair is free again."""
-        left = self._eager_used_bytes.get(pair, 0) - nbytes
+        peer = self.peers.get(name)
+        if peer is None:
+            return
+        left = peer.eager_used_bytes.get(pair, 0) - nbytes
         if left > 0:
-            self._eager_used_bytes[pair] = left
+            peer.eager_used_bytes[pair] = left
         else:
-            self._eager_used_bytes.pop(pair, None)
+            peer.eager_used_bytes.pop(pair, None)
 
     def _send_free(self, out: Outgoing, peer: Peer) -> None:
         if out.nbytes == 0:
@@ -335,9 +337,8 @@ class Sender:
         peer.eager_bytes = eager_bytes
         peer.pace_bytes_per_s = -1
         peer.free.clear()
+        peer.eager_used_bytes.clear()
         at_peer = {entry.endpoint for entry in self.directory.of_agent(name)}
-        for pair in [pair for pair in self._eager_used_bytes if pair[1] in at_peer]:
-            del self._eager_used_bytes[pair]
         if name.site == self.config.agent.site:
             self.asking.pace(name, now_ns)
         for destination in list(self._unoffered):

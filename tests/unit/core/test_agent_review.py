@@ -131,8 +131,7 @@ def test_memory_that_is_found_for_a_message_that_has_ended_is_freed() -> None:
 
 
 def eager_left_bytes(world: World) -> int:
-    used = world.agent("a/0").sender._eager_used_bytes
-    return world.eager_bytes - sum(used.values())
+    return world.eager_bytes - sum(world.agent("a/0").sender.peers[B].eager_used_bytes.values())
 
 
 def test_the_eager_budget_of_an_offer_that_is_refused_comes_back() -> None:
@@ -388,3 +387,14 @@ def test_what_lingers_of_one_life_does_not_end_with_the_next() -> None:
     assert not world.tells(fx.TellSendFailed)
     world.grant("a/0", transfer, MIB)
     assert [d.transfer for d in world.tells(fx.TellSendDone)] == [transfer]
+
+
+def test_a_new_connection_starts_with_whole_budgets_also_of_endpoints_that_are_away() -> None:
+    world = two_sites(eager_bytes=4 * MIB)
+    world.post("a/0", 1, 0, 1, MIB)
+    world.put("a/0", ev.PeerDisconnected(B, "reset"))
+    world.put("a/0", ev.CoordinatorSaid(COORDINATOR, Directory((), ((RANK[1], 101, "killed"),), full=False)))
+    world.post("a/0", 2, 0, 1, MIB)
+    world.publish()
+    assert [o.transfer.sequence for o in world.tells(fx.TellOffered)] == [1, 2]
+    assert eager_left_bytes(world) == 3 * MIB
