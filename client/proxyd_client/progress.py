@@ -145,13 +145,13 @@ class Progress:
         if self._ended:
             self._changed.notify_all()
             return
-        if not happened:
-            if driver is _Driver.BACKGROUND:
-                self._idle_is_due = False
-                self._idle()
-            return
-        self._idle_is_due = True
-        self._pump()
+        if happened:
+            self._idle_is_due = True
+            self._pump()
+        elif driver is _Driver.BACKGROUND:
+            self._idle_is_due = False
+            self._idle()
+        # Also when nothing happened: a waiter may have come, and called, just as the time was up.
         if self._waiters > (driver is _Driver.WAITER):
             self._changed.notify_all()
 

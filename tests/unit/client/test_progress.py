@@ -89,6 +89,39 @@ def test_a_waiter_that_drives_is_woken_when_another_thread_ends_its_copy(
     sent.wait(20)
 
 
+def test_a_waiter_that_comes_as_the_background_turns_idle_is_not_forgotten(
+    pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = pair
+    idle, called = threading.Event(), threading.Event()
+    link = receiver._session.core.progress._link
+    poll, wake = link.poll, link.wake
+
+    def late_poll(timeout_s: float | None) -> bool:
+        happened = poll(timeout_s)
+        if not happened and threading.current_thread().name == "proxyd-client":
+            idle.set()
+            assert called.wait(20)
+        return happened
+
+    def tell_and_wake() -> None:
+        wake()
+        called.set()
+
+    monkeypatch.setattr(link, "poll", late_poll)
+    monkeypatch.setattr(link, "wake", tell_and_wake)
+    sender.isend(b"x", 1, tag=1)
+    receiver.recv(0, 1, timeout_s=10)
+    assert idle.wait(20)
+    started = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(receiver.recv, 0, 2, timeout_s=15)
+        assert called.wait(20)
+        sender.isend(b"y", 1, tag=2)
+        assert bytes(waiting.result(20).data) == b"y"
+    assert time.monotonic() - started < 10
+
+
 def test_waiters_hand_the_wheel_on(pair: tuple[Endpoint, Endpoint]) -> None:
     """Several threads wait on one endpoint; whoever drives gets its message first, the others must still get theirs."""
     sender, receiver = pair
