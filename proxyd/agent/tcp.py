@@ -130,11 +130,12 @@ def read_sysctl(name: str, default: str = "") -> str:
 def stream_capacity_bytes() -> int:
     """What one stream can have in flight at most: the autotuning limit of its send buffer.
 
-    Three quarters of it: the kernel counts its own bookkeeping into the buffer. Not less: more streams than needed each
-    have a window of their own to keep open, and a share of the rate that no other stream can use.
+    Half of it: the kernel counts its own bookkeeping into the buffer (2.8 MB in flight filled one of 4 MiB), and unsent
+    bytes need room as well. With too few streams the first round trip of every slot ends in a pause of some ms: the buffer
+    is full and nothing is acknowledged yet.
     """
     fields = read_sysctl("tcp_wmem", "4096 16384 4194304").split()
-    return max(64 << 10, int(fields[-1]) * 3 // 4)
+    return max(64 << 10, int(fields[-1]) // 2)
 
 
 def choose_congestion_control(configured: str, slow_start_after_idle: str, available: str) -> str:
