@@ -466,7 +466,8 @@ class Asking:
                     self._returned(out, held)
                     self.request(out)
             self._begin(book, now_ns)
-            if book.asked and self._fallback_due_ns(book) <= now_ns:
+            late = book.asked and (due_ns := self._fallback_due_ns(book)) <= now_ns
+            if late and not book.second_look(due_ns, now_ns):
                 self._fall_back(book, now_ns)
             if book.lead_due_ns is not None and book.lead_due_ns <= now_ns:
                 book.say_lead(now_ns)
@@ -482,7 +483,7 @@ class Asking:
             if book.coordinator is None:
                 return oldest + self.config.resolve_timeout_ns
             return max(oldest, book.last_heard_ns) + self.config.peer_timeout_ns
-        return max(book.last_heard_ns + FALLBACK_AFTER_NS, book.fallback_next_ns)
+        return max(book.last_heard_ns + FALLBACK_AFTER_NS, book.fallback_next_ns, book.look_again_ns)
 
     def _fall_back(self, book: LinkBook, now_ns: int) -> None:
         """Go on without the coordinator: a slot of our own at the fallback rate, or an error where there is none."""

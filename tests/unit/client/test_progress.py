@@ -112,6 +112,8 @@ def test_a_waiter_that_comes_as_the_background_turns_idle_is_not_forgotten(
     monkeypatch.setattr(link, "wake", tell_and_wake)
     sender.isend(b"x", 1, tag=1)
     receiver.recv(0, 1, timeout_s=10)
+    called.clear()
+    idle.clear()
     assert idle.wait(20)
     started = time.monotonic()
     with ThreadPoolExecutor(1) as pool:

@@ -444,3 +444,21 @@ def test_what_is_in_the_kernel_leaves_at_the_pace_of_its_own_grant() -> None:
     world.grant("a/0", transfer, MIB, rate=10_000_000)
     world.delivered("a/0", "b/0", unsent=500_000)
     assert world.asks(Report)[-1].leaves_in_ns == 50 * MS, "not at the whole link's rate"
+
+
+def test_an_agent_that_did_not_get_to_run_reads_before_it_calls_its_coordinator_silent() -> None:
+    world = two_sites()
+    world.beat("a/0", 10_000_000)
+    world.post("a/0", 1, 0, 1, 2 * MIB)
+    # A second passes without this agent: its timer comes first, the beats wait in its socket.
+    world.now_ns += 1000 * MS
+    world.put("a/0", ev.TimePassed())
+    assert not world.chunks
+    world.beat("a/0", 10_000_000)
+    world.advance(400)
+    assert world.agent("a/0").status(world.now_ns).links[0].fallback_bytes == 0
+    # Nothing was there to read: it is silent, and the second look has cost a tenth of a second.
+    world.now_ns += 1000 * MS
+    world.put("a/0", ev.TimePassed())
+    world.advance(150)
+    assert world.agent("a/0").status(world.now_ns).links[0].fallback_bytes > 0
