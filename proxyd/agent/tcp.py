@@ -131,8 +131,8 @@ def stream_capacity_bytes() -> int:
     """What one stream can have in flight at most: the autotuning limit of its send buffer.
 
     Half of it: the kernel counts its own bookkeeping into the buffer (2.8 MB in flight filled one of 4 MiB), and unsent
-    bytes need room as well. With too few streams the first round trip of every slot ends in a pause of some ms: the buffer
-    is full and nothing is acknowledged yet.
+    bytes need room as well. With too few streams the first round trip of every slot ends in a pause of some ms: the
+    buffer is full and nothing is acknowledged yet.
     """
     fields = read_sysctl("tcp_wmem", "4096 16384 4194304").split()
     return max(64 << 10, int(fields[-1]) // 2)
