@@ -196,6 +196,20 @@ def test_a_stopped_agent_holds_its_transfers_up_and_goes_on(start: Callable[...,
     handle.wait(10)
 
 
+def test_an_agent_that_stood_still_takes_its_coordinator_for_no_silent_one(start: Callable[..., Net]) -> None:
+    """It is proven like any test without a fault: everything goes under grants, nothing at the fallback rate."""
+    net = start(links=SLOW)
+    sender, receiver = net.pair()
+    handle = sender.isend(pattern(SIZE), dst=1, tag=3)
+    under_way(net)
+    net.agent("a").process.send_signal(signal.SIGSTOP)
+    with pytest.raises(TransferTimeout):
+        handle.wait(1)
+    net.agent("a").process.send_signal(signal.SIGCONT)
+    assert np.array_equal(receiver.recv(src=0, tag=3, timeout_s=20).array, pattern(SIZE))
+    handle.wait(10)
+
+
 def test_a_slow_reader_holds_nobody_else_up(start: Callable[..., Net]) -> None:
     """Rank 1 never reads; its messages stop at their eager budget, and rank 2's go on at full rate."""
     net = start(agent={"eager": "8MiB", "memory": "512MiB", "arena": "64MiB"})
