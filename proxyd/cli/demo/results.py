@@ -113,13 +113,19 @@ def make_result(
     )
 
 
+def comparable(results: Sequence[RunResult]) -> list[RunResult]:
+    """Runs with as many bursts as the longest: the p99 of a few transfers is their longest, and says little."""
+    most = max((len(result.cct_seconds) for result in results), default=0)
+    return [result for result in results if len(result.cct_seconds) == most]
+
+
 def ratios(scenario: Scenario, results: Sequence[RunResult]) -> dict[str, float]:
     """How proxyd compares: with the ideal, and with the better (lower p99) run of each baseline.
 
     Empty if proxyd or a baseline is missing.
     """
     by_kind: dict[str, dict[str, float]] = {}
-    for result in results:
+    for result in comparable(results):
         fct = summarise(result.fct_seconds)
         kind = result.mode.congestion_control or "proxyd"
         if kind not in by_kind or fct["p99"] < by_kind[kind]["p99"]:

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from proxyd.cli.demo.results import RunResult, ratios
+from proxyd.cli.demo.results import RunResult, comparable, ratios
 from proxyd.cli.demo.scenario import Scenario
 from proxyd.wan.burst import summarise
 
@@ -53,7 +53,7 @@ def verdict(scenario: Scenario, results: Sequence[RunResult]) -> str:
     parts = []
     for kind in ("cubic", "bbr"):
         if f"p99_fct_vs_{kind}" in figures:
-            several = sum(result.mode.congestion_control == kind for result in results) > 1
+            several = sum(result.mode.congestion_control == kind for result in comparable(results)) > 1
             name = f"the better {kind}" if several else kind
             p99, mean = figures[f"p99_fct_vs_{kind}"], figures[f"mean_fct_vs_{kind}"]
             small = ", a small gain" if 1.0 <= p99 < GAIN_WORTH_SAYING else ""
