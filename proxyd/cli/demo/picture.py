@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxyd.cli.demo.results import Activity, RunResult
+from proxyd.cli.demo.results import Activity, RunResult, comparable
 from proxyd.cli.demo.scenario import Scenario
 from proxyd.cli.demo.table import emulated
 from proxyd.wan.burst import summarise
@@ -59,7 +59,7 @@ def draw(path: Path, scenario: Scenario, results: Sequence[RunResult], kind: str
 def main_results(results: Sequence[RunResult]) -> list[RunResult]:
     """One run per kind: the best by p99 where there are several settings."""
     best: dict[str | None, RunResult] = {}
-    for result in results:
+    for result in comparable(results):
         kind = result.mode.congestion_control
         if kind not in best or summarise(result.fct_seconds)["p99"] < summarise(best[kind].fct_seconds)["p99"]:
             best[kind] = result

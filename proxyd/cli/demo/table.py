@@ -98,9 +98,9 @@ def print_report(console: Console, scenario: Scenario, results: Sequence[RunResu
     if kind == "netns" and (text := verdict(scenario, results)):
         console.print(text, style="bold", highlight=False)
     if any(result.mode.slow_start_after_idle for result in results):
-        console.print(
-            "ssai: TCP's slow start after idle, Linux' default; it is off in the other rows.", highlight=False
-        )
+        few = "" if len(comparable(results)) == len(results) else " Few bursts: shown, not compared."
+        text = f"ssai: TCP's slow start after idle, Linux' default; it is off in the other rows.{few}"
+        console.print(text, highlight=False)
     console.print(emulated(scenario, kind), highlight=False)
 
 

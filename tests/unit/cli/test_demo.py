@@ -114,6 +114,15 @@ def test_ratios_compare_with_the_better_run_of_each_baseline() -> None:
     assert [result.mode.name for result in main_results(runs)] == ["plain-cubic", "plain-bbr", "proxyd"]
 
 
+def test_many_bursts_are_not_compared_with_few() -> None:
+    runs = [run_of(CUBIC, [2.0, 3.0]), run_of(BBR, [0.1]), run_of(PROXYD, [0.5, 1.0])]
+    for run in (runs[0], runs[2]):
+        run.cct_seconds.append(1.0)
+    figures = ratios(Scenario(), runs)
+    assert "p99_fct_vs_cubic" in figures
+    assert "p99_fct_vs_bbr" not in figures
+
+
 def test_the_report_has_what_readers_rely_on(tmp_path: Path) -> None:
     runs = [run_of(CUBIC, [2.0, 3.0], 7), run_of(BBR, [1.5, 2.0]), run_of(PROXYD, [0.5, 1.0])]
     runs[2].counters = {"fallback_bytes": 0}
