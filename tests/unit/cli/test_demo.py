@@ -35,7 +35,7 @@ from proxyd.cli.demo.scenario import (
     main_modes,
     open_period_ns,
 )
-from proxyd.cli.demo.session import scenario_json, write_json
+from proxyd.cli.demo.session import scenario_json, shortened, write_json
 from proxyd.cli.demo.table import factor, print_report, verdict
 from proxyd.cli.demo.traffic import DemoError
 from proxyd.cli.main import main
@@ -72,6 +72,15 @@ def test_the_modes_carry_the_names_that_reports_promise() -> None:
     assert [mode.name for mode in main_modes(24)] == ["plain-cubic", "plain-bbr", "proxyd"]
     assert {mode.congestion_control for mode in idle_restart_modes(4)} == {"cubic", "bbr"}
     assert all(mode.slow_start_after_idle for mode in idle_restart_modes(4))
+
+
+def test_what_comes_last_is_shortened_to_the_time_that_is_left() -> None:
+    on = idle_restart_modes(3)[0]
+    seen = [RunResult(CUBIC, [1.0], [2.0, 1.0], 0, 0, 1.0, 0), RunResult(BBR, [1.0], [9.0], 0, 0, 1.0, 0)]
+    one_s = 1.3 * 2.0 + 0.35
+    assert shortened(on, 100.0, seen, Scenario()) == on
+    assert shortened(on, 4.5 * one_s, seen, Scenario()) == replace(on, bursts=2)
+    assert shortened(on, 2.9 * one_s, seen, Scenario()) is None
 
 
 def test_the_extras_differ_from_the_default_and_scale_their_buffers() -> None:
