@@ -45,12 +45,14 @@ def run(args: argparse.Namespace) -> int:
     console, errors = Console(), Console(stderr=True)
     session = Session(errors, quick=args.quick, full=args.full)
     session.run()
-    print_report(console, session.scenario, session.results, session.kind)
-    print_extras(console, session.extra_results)
+    # Files first: what follows may be piped into something that stops reading.
     if args.out is not None:
         write_json(args.out, session.to_json())
-        console.print(f"Figures: {args.out}", highlight=False)
     if args.plot is not None:
         draw(args.plot, session.scenario, session.results, session.kind)
-        console.print(f"Picture: {args.plot}", highlight=False)
+    print_report(console, session.scenario, session.results, session.kind)
+    print_extras(console, session.extra_results)
+    for name, path in (("Figures", args.out), ("Picture", args.plot)):
+        if path is not None:
+            console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
     return EXIT_OK

@@ -81,25 +81,18 @@ def _distribution(axes: Any, scenario: Scenario, results: Sequence[RunResult]) -
         axes.step([0.0, *ordered], [0.0, *shares], where="post", color=colour(result), linewidth=2.2, label=label)
         axes.plot([figures["p99"]], [0.99], "o", color=colour(result), markersize=6)
     ideal = scenario.ideal_cct_seconds
-    axes.axvline(ideal, color=IDEAL_COLOUR, linestyle="--", linewidth=1.2)
-    axes.annotate(
-        f"shortest possible burst: {ideal:.2f} s",
-        (ideal, 0.985),
-        xytext=(-4, 0),
-        textcoords="offset points",
-        rotation=90,
-        va="top",
-        ha="right",
-        fontsize=9,
-        color=IDEAL_COLOUR,
+    axes.axvline(
+        ideal, color=IDEAL_COLOUR, linestyle="--", linewidth=1.2, label=f"shortest possible burst: {ideal:.2f} s"
     )
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.01)
+    # Below zero there is only the legend: it hides no curve.
+    axes.set_ylim(-0.17, 1.01)
+    axes.set_yticks([number / 5 for number in range(6)])
+    axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("seconds from ready to the receiver's last byte (dots: p99)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(alpha=0.3)
-    # Wide enough that the legend hides no curve: nothing has arrived after the last one ends.
-    axes.legend(loc="lower right", fontsize=9.5, framealpha=0.95)
+    axes.legend(loc="lower right", fontsize=9.5, framealpha=1.0)
 
 
 def _queue(axes: Any, scenario: Scenario, result: RunResult) -> None:
@@ -112,7 +105,7 @@ def _queue(axes: Any, scenario: Scenario, result: RunResult) -> None:
     axes.set_ylim(0, scenario.buffer_bytes / 1e3 * 1.33)
     axes.set_xlim(left=0)
     axes.set_ylabel("kB")
-    dropped = f"{result.drops:,} packets dropped in {len(result.cct_seconds)} bursts"
+    dropped = f"{result.drops:,} drops in {len(result.cct_seconds)} bursts"
     axes.text(
         0.995,
         0.98,
