@@ -1,0 +1,128 @@
+"""Over the emulated WAN: real TCP, long and shallow (case 28, and the burst that all of this is for)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from proxyd.cli.cluster import LinkFigures
+from proxyd.wan import LinkSpec, Wan
+from proxyd_client import PeerLost
+from tests.e2e.rig import MIB, Net, pattern, until
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
+
+
+Figures = dict[tuple[str, str], LinkFigures]
+MakeWan = Callable[..., tuple[Wan, Figures]]
+
+
+@pytest.fixture
+def make_wan() -> Iterator[MakeWan]:
+    """Makes a WAN, and what its coordinator is told of it: the same. Ask for it before ``start``: it outlives that."""
+    with ExitStack() as stack:
+
+        def make_wan(
+            sites: dict[str, int], rate_mbit: int, rtt_ms: int, buffer_bdp: float, **options: Any
+        ) -> tuple[Wan, Figures]:
+            rate, half_ns = rate_mbit * 125_000, rtt_ms * 500_000
+            buffer_bytes = int(rate * rtt_ms / 1000 * buffer_bdp)
+            pairs = [("a", "b"), ("b", "a")]
+            links = {pair: LinkSpec(rate, None, half_ns, buffer_bytes, seed=seed) for seed, pair in enumerate(pairs, 1)}
+            wan = stack.enter_context(Wan(sites, links, **options))
+            figures = LinkFigures(f"{rate_mbit}Mbit", f"{rtt_ms}ms", f"{buffer_bdp:g}bdp", mtu=wan.mtu)
+            return wan, dict.fromkeys(pairs, figures)
+
+        yield make_wan
+
+
+def socket_memory(wan: Wan, site: str, field: str) -> int:
+    """Largest value of a ``skmem`` field among a host's TCP sockets, as ``ss -tmi`` shows it."""
+    text = wan.host(site, 0).run(["ss", "-tmi"]).stdout
+    return max((int(value) for value in re.findall(rf"\b{field}(\d+)", text)), default=0)
+
+
+def test_one_large_transfer_fills_the_link_with_shipped_defaults(make_wan: MakeWan, start: Callable[..., Net]) -> None:
+    rate_mbit, rtt_ms, nbytes = 200, 100, 72 * MIB
+    bdp = rate_mbit * 125 * rtt_ms
+    wan, figures = make_wan({"a": 1, "b": 1}, rate_mbit, rtt_ms, 1.0)
+    net = start(links=figures, wan=wan)
+    sender, receiver = net.pair()
+    data = pattern(nbytes)
+    out = np.empty(nbytes, np.uint8)
+    receive = receiver.irecv_into(out, src=0, tag=1)
+    handle = sender.isend(data, dst=1, tag=1)
+    until(lambda: net.moved().received >= nbytes // 3, "start-up is over", 30)
+    begun_s, begun_bytes = time.monotonic(), wan.counters()["a->b"].passed_bytes
+    until(lambda: net.moved().received >= nbytes * 5 // 6, "most of it has arrived", 30)
+    rate = (wan.counters()["a->b"].passed_bytes - begun_bytes) / (time.monotonic() - begun_s)
+    # Autotuning is on: nobody has set a buffer by hand, so both have grown beyond what the path holds.
+    receive_buffer, send_buffer = socket_memory(wan, "b", "rb"), socket_memory(wan, "a", "tb")
+    assert receive.wait(30) == nbytes
+    handle.wait(10)
+    assert xxhash.xxh3_64_digest(out) == xxhash.xxh3_64_digest(data)
+    assert rate >= 0.8 * rate_mbit * 125_000, f"{rate * 8 / 1e6:.0f} of {rate_mbit} Mbit/s after start-up"
+    assert receive_buffer > 2 * bdp, f"{receive_buffer} bytes; two BDP are {2 * bdp}"
+    assert send_buffer > bdp, f"{send_buffer} bytes; the BDP is {bdp}"
+    assert receiver.link_state(0).link == "b->a"
+
+
+def test_three_senders_at_once_over_a_shallow_buffer_lose_no_packet(
+    make_wan: MakeWan, start: Callable[..., Net]
+) -> None:
+    senders, nbytes, warmup, bursts = 3, 2 * MIB, 2, 4
+    wan, figures = make_wan({"a": senders, "b": 1}, 100, 30, 0.1, mtu=1500, slow_start_after_idle=False)
+    net = start({"a": senders, "b": 1}, links=figures, wan=wan)
+    receiver = net.connect(100, "b")
+    endpoints = [net.connect(rank, "a", rank) for rank in range(senders)]
+    dropped = 0
+    for burst in range(warmup + bursts):
+        if burst == warmup:
+            dropped = wan.counters()["a->b"].dropped_packets
+        handles = [
+            endpoint.isend(pattern(nbytes, rank, burst), dst=100, tag=burst) for rank, endpoint in enumerate(endpoints)
+        ]
+        for rank in range(senders):
+            got = receiver.recv(src=rank, tag=burst, timeout_s=20)
+            assert np.array_equal(got.array, pattern(nbytes, rank, burst))
+            del got
+        for handle in handles:
+            handle.wait(10)
+    assert wan.counters()["a->b"].dropped_packets == dropped
+    assert wan.counters()["a->b"].passed_bytes > (warmup + bursts) * senders * nbytes
+
+
+def test_a_cut_link_is_an_error_in_bounded_time_and_heals(make_wan: MakeWan, start: Callable[..., Net]) -> None:
+    wan, figures = make_wan({"a": 1, "b": 1}, 100, 20, 1.0)
+    net = start(links=figures, wan=wan, agent={"peer_timeout": "3s"})
+    net.injects_fault("the link is cut both ways")
+    sender, receiver = net.pair()
+    handle = sender.isend(pattern(60 * MIB), dst=1, tag=1)
+    receive = receiver.irecv(src=0, tag=1)
+    until(lambda: net.moved().received > MIB, "payload is under way")
+    wan.set_link("a", "b", down=True)
+    wan.set_link("b", "a", down=True)
+    begun_s = time.monotonic()
+    with pytest.raises(PeerLost, match=r"agent b/b-0.*of 62914560 bytes"):
+        handle.wait(20)
+    with pytest.raises(PeerLost, match=r"agent a/a-0.*of 62914560 bytes"):
+        receive.wait(20)
+    assert time.monotonic() - begun_s < 10
+    wan.set_link("a", "b", down=False)
+    wan.set_link("b", "a", down=False)
+    handle = sender.isend(pattern(2 * MIB, 0, 2), dst=1, tag=2)
+    assert np.array_equal(receiver.recv(src=0, tag=2, timeout_s=20).array, pattern(2 * MIB, 0, 2))
+    handle.wait(10)
+
+
+def test_ss_is_there() -> None:
+    """What the first test reads."""
+    assert subprocess.run(["ss", "-V"], capture_output=True, check=False).returncode == 0
