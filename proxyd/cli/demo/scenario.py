@@ -58,9 +58,11 @@ class Scenario:
 
     @property
     def tcp_buffer_max_bytes(self) -> int | None:
-        """The ceiling of TCP's automatic buffers that one stream needs to fill the link; None: Linux' own 4 MB do."""
-        needed = 2 * self.bdp_bytes
-        return None if needed <= 6_000_000 else needed
+        """The ceiling of TCP's automatic buffers that lets one stream fill the link; None: Linux' own do.
+
+        Generous: half of a receive buffer is window, and two thirds of a send buffer are data.
+        """
+        return None if self.bdp_bytes <= 3_000_000 else 8 * self.bdp_bytes
 
     def links(self) -> dict[tuple[str, str], LinkSpec]:
         """Both directions, alike."""
