@@ -128,6 +128,18 @@ class CountedEndpoint(Endpoint):
         self.net.sent(self, dst, memoryview(buffer).nbytes, handle)
         return handle
 
+    def knows(self, rank: int) -> None:
+        """Wait until this endpoint's agent knows a (new) life of a rank."""
+
+        def found() -> bool:
+            try:
+                self.link_state(rank)
+            except proxyd_client.PeerLost:
+                return False
+            return True
+
+        until(found, f"rank {rank} is registered")
+
 
 class Net:
     """One test's view of a cluster: connects endpoints of a job of its own and, at the end, gives the proof."""

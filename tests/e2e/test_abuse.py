@@ -59,8 +59,12 @@ def traffic(net: Net) -> Iterator[Callable[[], int]]:
     assert count[0] >= before + 3, "the others' messages stand still"
 
 
-def raw_client(net: Net, rank: int, site: str) -> tuple[socket.socket, dict[int, tuple[int, wire.ArenaGranted]]]:
-    """A session spoken by hand, over the Unix socket; answers its connection and its arenas' descriptors."""
+Arenas = dict[int, tuple[int, wire.ArenaGranted]]
+
+
+def raw_client(net: Net, rank: int, site: str) -> tuple[socket.socket, wire.Decoder, Arenas]:
+    """A session spoken by hand, over the Unix socket; answers its connection, the decoder (which may hold the beginning
+    of a frame) and its arenas with their descriptors."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     sock.connect(net.agent(site).socket)
@@ -79,11 +83,12 @@ def raw_client(net: Net, rank: int, site: str) -> tuple[socket.socket, dict[int,
             sock.sendall(wire.encode(hello))
         elif isinstance(frame, wire.ArenaGranted):
             arenas[frame.kind] = (fds.pop(0), frame)
-    return sock, arenas
+    assert not fds
+    return sock, decoder, arenas
 
 
 def test_an_arena_can_neither_be_truncated_nor_unsealed(net: Net) -> None:
-    sock, arenas = raw_client(net, 3, "a")
+    sock, _, arenas = raw_client(net, 3, "a")
     for fd, granted in arenas.values():
         assert os.fstat(fd).st_size == granted.size_bytes
         for size in (0, granted.size_bytes // 2, 2 * granted.size_bytes):
@@ -98,11 +103,11 @@ def test_an_arena_can_neither_be_truncated_nor_unsealed(net: Net) -> None:
 def test_another_trainers_arena_comes_read_only(net: Net) -> None:
     """Same-host messages hand the sender's memory over: to be read, not to be written."""
     sender = net.connect(0, "a")
-    sock, arenas = raw_client(net, 3, "a")
+    sock, decoder, arenas = raw_client(net, 3, "a")
     for fd, _ in arenas.values():
         os.close(fd)
     handle = sender.isend(pattern(2 * MIB), dst=3, tag=1)
-    decoder, fds, peer = wire.Decoder(allow_payload=False), list[int](), None
+    fds, peer = list[int](), None
     while peer is None:
         data, more, _, _ = socket.recv_fds(sock, 65536, 16)
         fds += more
@@ -169,7 +174,7 @@ def test_a_sender_that_scribbles_over_its_posted_block_harms_itself_alone(net: N
 def test_a_receiver_that_ruins_its_arena_harms_itself_alone(net: Net) -> None:
     """Header page, chunk maps, payload: all of it is the client's to ruin, and the agent believes none of it."""
     net.injects_fault("a client writes garbage into its receive arena")
-    sock, arenas = raw_client(net, 3, "b")
+    sock, _, arenas = raw_client(net, 3, "b")
     fd, granted = arenas[wire.ArenaKind.RECEIVE]
     memory = np.frombuffer(mmap.mmap(fd, granted.size_bytes), np.uint8)
     sender = net.connect(0, "a")
@@ -235,7 +240,8 @@ def test_strangers_are_shown_the_door(net: Net, door: str) -> None:
                     pass
         for sock in silent:
             sock.close()
-    assert rss_bytes(agent.pid, "RssAnon") - before < 8 * MIB
+    grown = rss_bytes(agent.pid, "RssAnon") - before
+    assert grown < 8 * MIB, f"the agent has grown by {grown} bytes"
 
 
 def test_the_gateway_asks_for_the_token(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +270,7 @@ def test_a_client_that_names_memory_it_does_not_have_is_ended(net: Net) -> None:
 
     with traffic(net):
         for number in range(4):
-            sock, arenas = raw_client(net, 3, "a")
+            sock, decoder, arenas = raw_client(net, 3, "a")
             own = arenas[wire.ArenaKind.SEND][1]
             wicked = (
                 post(own.arena, 0, 4096),
@@ -273,7 +279,7 @@ def test_a_client_that_names_memory_it_does_not_have_is_ended(net: Net) -> None:
                 post(own.arena, PAGE_BYTES, 4096, job="another"),
             )
             sock.sendall(wire.encode(wicked[number]))
-            decoder, said = wire.Decoder(allow_payload=False), ""
+            said = ""
             while data := sock.recv(65536):
                 decoder.feed(data)
                 while (item := decoder.next_frame()) is not None:

@@ -12,7 +12,7 @@ import pytest
 
 from proxyd.cli.cluster import LinkFigures
 from proxyd_client import AgentUnavailable, PeerLost, ProxydError, TransferTimeout
-from tests.e2e.rig import MIB, CountedEndpoint, Counters, Net, Trainer, pattern, until
+from tests.e2e.rig import MIB, Counters, Net, Trainer, pattern, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,19 +36,6 @@ def ends_with(kind: type[ProxydError], call: Callable[[], object], within_s: flo
     for word in words:
         assert word in str(caught.value), str(caught.value)
     return caught.value
-
-
-def known(endpoint: CountedEndpoint, rank: int) -> None:
-    """Wait until an endpoint's agent knows a (new) life of that rank."""
-
-    def found() -> bool:
-        try:
-            endpoint.link_state(rank)
-        except PeerLost:
-            return False
-        return True
-
-    until(found, f"rank {rank} is registered")
 
 
 def next_one_is_right(net: Net, rank: int = 0, other: int = 1) -> None:
@@ -95,7 +82,7 @@ def test_the_sending_agent_is_killed_in_the_middle(start: Callable[..., Net]) ->
     sender.close(0)
     net.cluster.restart_agent("a")
     again = net.connect(0, "a")
-    known(receiver, 0)
+    receiver.knows(0)
     handle = again.isend(pattern(2 * MIB, 1, 1), dst=1, tag=3)
     assert np.array_equal(receiver.recv(src=0, tag=3, timeout_s=20).array, pattern(2 * MIB, 1, 1))
     handle.wait(10)
@@ -113,7 +100,7 @@ def test_the_sending_trainer_is_killed_in_the_middle(start: Callable[..., Net]) 
     assert 0 < error.bytes_done < SIZE
     # Nothing of that life is delivered to this one's receives, and the link is free for others.
     again = net.connect(0, "a")
-    known(receiver, 0)
+    receiver.knows(0)
     handle = again.isend(pattern(2 * MIB, 1, 1), dst=1, tag=3)
     assert np.array_equal(receiver.recv(src=0, tag=3, timeout_s=20).array, pattern(2 * MIB, 1, 1))
     handle.wait(10)

@@ -137,7 +137,7 @@ def test_the_newest_life_of_a_rank_wins(net: Net) -> None:
     with pytest.raises(ClosedError):
         old.recv(src=0, timeout_s=1)
     # What was sent to the old life is not delivered to the new one; what is sent from now on is.
-    until(lambda: sender.link_state(1), "rank 1 is registered again")
+    sender.knows(1)
     until(lambda: _delivered_to(sender, new), "the new life gets messages")
 
 
