@@ -129,6 +129,7 @@ class _Run:
             retransmits=retransmits,
         )
         result.counters = counters
+        result.late_p99_ns = self.net.late_p99_ns()
         trace = result.trace
         trace.activity = activity
         times, queue = self.net.queue(*self.link)

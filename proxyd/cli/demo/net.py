@@ -54,6 +54,9 @@ class Net(Protocol):
     def queue(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         """The queue over time: CLOCK_MONOTONIC in ns, and bytes; a gap means an empty queue."""
 
+    def late_p99_ns(self) -> int:
+        """How late the emulator handed packets over so far, against its own clock (99th percentile)."""
+
     def cluster(self, ending: ExitStack) -> Cluster:
         """Coordinator and agents, started and ready; ``ending`` closes them."""
 
@@ -110,6 +113,9 @@ class NetnsNet:
 
     def queue(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         return self.wan.queue_samples(src, dst)
+
+    def late_p99_ns(self) -> int:
+        return self.wan.fidelity().late_p99_ns
 
     def cluster(self, ending: ExitStack) -> Cluster:
         links = _figures(self._scenario)
@@ -184,6 +190,9 @@ class LoopbackNet:
 
     def queue(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         return array("q"), array("q")
+
+    def late_p99_ns(self) -> int:
+        return 0
 
     def cluster(self, ending: ExitStack) -> Cluster:
         scenario = self._scenario

@@ -56,6 +56,8 @@ class RunResult:
     warmup_drops: int
     counters: dict[str, Any] | None = None
     """Of proxyd's daemons, for the counted bursts and the warm-up together."""
+    late_p99_ns: int = 0
+    """How late the emulator was, from its start to the end of this mode."""
     trace: Trace = field(default_factory=Trace)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class RunResult:
             "retransmits": self.retransmits,
             "goodput_mbps": round(self.goodput_mbps, 1),
             "warmup_drops": self.warmup_drops,
+            "emulator_late_p99_seconds": round(self.late_p99_ns / 1e9, 6),
             "all_fct_seconds": [round(value, 4) for value in self.fct_seconds],
         }
         if self.counters is not None:

@@ -12,6 +12,8 @@ from proxyd.cli.demo.results import RunResult, comparable, ratios
 from proxyd.cli.demo.scenario import Scenario
 from proxyd.wan.burst import summarise
 
+LATE_NS = 500_000
+"""An emulator that is later than this shows in the figures."""
 GAIN_WORTH_SAYING = 1.15
 """A smaller factor than this is called small."""
 
@@ -102,6 +104,13 @@ def print_report(console: Console, scenario: Scenario, results: Sequence[RunResu
         text = f"ssai: TCP's slow start after idle, Linux' default; it is off in the other rows.{few}"
         console.print(text, highlight=False)
     console.print(emulated(scenario, kind), highlight=False)
+    late_ns = max((result.late_p99_ns for result in results), default=0)
+    if late_ns > LATE_NS:
+        console.print(
+            f"The emulator was {late_ns / 1e6:.1f} ms late at times (p99): this machine is busy, or the emulator may not "
+            "run in real time (it may as root). Figures are worse than the link's.",
+            highlight=False,
+        )
 
 
 def print_extras(console: Console, extras: Sequence[tuple[Scenario, Sequence[RunResult]]]) -> None:

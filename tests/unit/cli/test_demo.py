@@ -229,6 +229,9 @@ class StillNet:
     def queue(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         return array("q", [0, time.monotonic_ns()]), array("q", [1, 2])
 
+    def late_p99_ns(self) -> int:
+        return 70_000
+
     def cluster(self, ending: ExitStack) -> Cluster:
         raise AssertionError("not needed")
 
@@ -270,6 +273,7 @@ def test_closed_loop_waits_for_the_last_arrival_and_the_gap() -> None:
     assert result.fct_seconds == pytest.approx([0.01, 0.02] * 3)
     assert (result.warmup_drops, result.drops) == (WARMUP_BURSTS, 3)
     assert result.counters == {"bursts": 5}
+    assert result.to_json()["emulator_late_p99_seconds"] == 0.00007
     assert list(result.trace.queue_bytes) == [] or min(result.trace.queue_times_ns) >= result.trace.due_ns[0]
 
 
@@ -315,6 +319,15 @@ def test_the_report_fits_a_terminal_and_says_what_was_emulated(kind: str, words:
     assert max(map(len, text.splitlines())) <= 80
     assert words in " ".join(text.split())
     assert "\x1b" not in text, "no colours where there is no terminal"
+
+
+@pytest.mark.parametrize(("late_ns", "said"), [(100_000, False), (2_000_000, True)])
+def test_a_late_emulator_is_owned_up_to(late_ns: int, said: bool) -> None:
+    out = io.StringIO()
+    runs = [run_of(CUBIC, [2.0]), run_of(PROXYD, [1.0])]
+    runs[1].late_p99_ns = late_ns
+    print_report(Console(file=out, width=80), Scenario(), runs, "netns")
+    assert ("2.0 ms late" in out.getvalue()) is said
 
 
 # -------------------------------------------------------------------------------------------------------------- picture
