@@ -107,8 +107,8 @@ def print_report(console: Console, scenario: Scenario, results: Sequence[RunResu
     late_ns = max((result.late_p99_ns for result in results), default=0)
     if late_ns > LATE_NS:
         console.print(
-            f"The emulator was {late_ns / 1e6:.1f} ms late at times (p99): this machine is busy, or the emulator may not "
-            "run in real time (it may as root). Figures are worse than the link's.",
+            f"The emulator was {late_ns / 1e6:.1f} ms late at times (p99): this machine is busy, or the emulator may "
+            "not run in real time (it may as root). Figures are worse than the link's.",
             highlight=False,
         )
 
