@@ -50,6 +50,7 @@ def link_ab(admin: AdminStub) -> admin_pb2.LinkStatus:
     return next(link for link in links if link.link.src_site == "a")
 
 
+@pytest.mark.slow
 def test_cancelled_and_killed_waiters_leave_nothing_behind(start: Callable[..., Net]) -> None:
     net = start(
         {"a": 2, "b": 1},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from proxyd.cli.cluster import LinkFigures
+from proxyd.cli.scrape import scrape
 from proxyd_client import AgentUnavailable, PeerLost, ProxydError, TransferTimeout
 from tests.e2e.rig import MIB, Counters, Net, Trainer, pattern, until
 
@@ -209,3 +210,26 @@ def test_a_slow_reader_holds_nobody_else_up(start: Callable[..., Net]) -> None:
     assert sum(handle.done() for handle in stuck) == 2
     for handle in stuck:
         handle.cancel()
+
+
+def test_a_receiver_that_is_the_last_to_find_the_new_coordinator_is_not_taken_for_lost(
+    start: Callable[..., Net],
+) -> None:
+    """The sender's agent is back first and hears of a world in which its receiver is not registered (yet)."""
+    net = start(links=SLOW)
+    net.injects_fault("the coordinator is restarted while agent b stands still")
+    sender, receiver = net.pair()
+    handle = sender.isend(pattern(SIZE), dst=1, tag=3)
+    receive = receiver.irecv(src=0, tag=3)
+    under_way(net)
+    net.agent("b").process.send_signal(signal.SIGSTOP)
+    net.cluster.kill(net.cluster.coordinator)
+    net.cluster.start_coordinator()
+    until(
+        lambda: scrape(net.cluster.coordinator.metrics).total("proxyd_agent_sessions") == 1, "agent a has a session", 15
+    )
+    with pytest.raises(TransferTimeout):
+        handle.wait(0.5)
+    net.agent("b").process.send_signal(signal.SIGCONT)
+    assert np.array_equal(receive.wait(20).array, pattern(SIZE))
+    handle.wait(10)

@@ -52,6 +52,7 @@ class RawAgent:
         return [message for message in said if isinstance(message, Directory)]
 
 
+@pytest.mark.slow
 def test_thirty_thousand_endpoints_and_five_hundred_links(start: Callable[..., Net]) -> None:
     figures = LinkFigures("400Mbit", "60ms", "0.1bdp")
     links = {("a", f"site-{number}"): figures for number in range(LINKS)}

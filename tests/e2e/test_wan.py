@@ -78,6 +78,7 @@ def test_one_large_transfer_fills_the_link_with_shipped_defaults(make_wan: MakeW
     assert max(rates) >= 0.8 * rate_mbit, f"{rates} of {rate_mbit} Mbit/s after start-up"
 
 
+@pytest.mark.slow
 def test_three_senders_at_once_over_a_shallow_buffer_lose_no_packet(
     make_wan: MakeWan, start: Callable[..., Net]
 ) -> None:
