@@ -10,7 +10,7 @@ import argparse
 import signal
 from pathlib import Path
 
-from proxyd.core.errors import EXIT_OK, ConfigError
+from proxyd.core.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,4 +55,4 @@ def run(args: argparse.Namespace) -> int:
     for name, path in (("Figures", args.out), ("Picture", args.plot)):
         if path is not None:
             console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
-    return EXIT_OK
+    return EXIT_FAILED if session.failures else EXIT_OK

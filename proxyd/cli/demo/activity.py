@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from proxyd.cli.demo.results import Activity
+from proxyd.wan import WanError
 
 INTERFACE = "eth0"
 INTERVAL_S = 0.01
@@ -39,8 +40,11 @@ def read_proc(pid: int, name: str) -> str:
 
 
 def total_retransmits(pids: Sequence[int]) -> int:
-    """Of all hosts together, whatever sent them."""
-    return sum(tcp_retransmits(read_proc(pid, "snmp")) for pid in pids)
+    """Of all hosts together, whatever sent them. Raises WanError when one of the processes is gone."""
+    try:
+        return sum(tcp_retransmits(read_proc(pid, "snmp")) for pid in pids)
+    except OSError as error:
+        raise WanError(f"a sender has ended; its last words are on stderr ({error})") from error
 
 
 class ActivityRecorder:

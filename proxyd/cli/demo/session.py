@@ -25,7 +25,8 @@ from proxyd.cli.demo.scenario import (
     idle_restart_modes,
     main_modes,
 )
-from proxyd.cli.demo.traffic import DemoError, PlainTraffic, ProxydTraffic, Traffic
+from proxyd.cli.demo.traffic import PlainTraffic, ProxydTraffic, Traffic
+from proxyd.core.errors import ProxydError
 from proxyd.wan import available
 
 FORWARD, BACK = ("a", "b"), ("b", "a")
@@ -87,6 +88,8 @@ class Session:
             self.extras = extra_scenarios(self.scenario) if full else []
         self.results: list[RunResult] = []
         self.extra_results: list[tuple[Scenario, list[RunResult]]] = []
+        self.failures: dict[str, str] = {}
+        """Variations that could not be run to their end, and why."""
 
     def fall_back(self, reason: str) -> None:
         """Say why there is no emulated WAN, and go on without what makes no sense without one."""
@@ -100,15 +103,21 @@ class Session:
         ]
 
     def run(self) -> None:
-        """Measure everything. Raises DemoError, WanError, ClusterError."""
+        """Measure everything. Raises DemoError, WanError, ClusterError if the main scenario fails."""
         warm = [(mode.bursts + WARMUP_BURSTS) for mode in self.modes]
         extra = sum(3 * (extra_bursts(scenario) + WARMUP_BURSTS) for scenario in self.extras)
         with Watcher(self.console, sum(warm) + extra) as watcher:
             fit = self._fit_into_budget if self.in_budget else lambda mode, results: mode
             self.results = run_scenario(self.scenario, self.modes, watcher, self.kind, fit)
             for scenario in self.extras:
-                results = run_scenario(scenario, main_modes(extra_bursts(scenario)), watcher)
-                self.extra_results.append((scenario, results))
+                try:
+                    results = run_scenario(scenario, main_modes(extra_bursts(scenario)), watcher)
+                except ProxydError as error:
+                    # One variation that failed must not cost the minutes that the others took.
+                    self.failures[scenario.name] = str(error)
+                    self.console.print(f"proxyd demo: {scenario.name}: {error}", highlight=False, soft_wrap=True)
+                else:
+                    self.extra_results.append((scenario, results))
 
     def _fit_into_budget(self, mode: Mode, results: Sequence[RunResult]) -> Mode | None:
         """The baselines with slow start after idle on come last: a busy machine has less time left for them."""
@@ -122,6 +131,8 @@ class Session:
         report = scenario_json(self.scenario, self.results, self.kind)
         if self.extra_results:
             report["extras"] = [scenario_json(scenario, results) for scenario, results in self.extra_results]
+        if self.failures:
+            report["failures"] = self.failures
         return report
 
 
@@ -214,12 +225,12 @@ def _both_ways(
 ) -> RunResult:
     """Each direction runs its own closed loop; the figures are of both together, drops and queue of the first."""
     found: list[RunResult] = []
-    failed: list[Exception] = []
+    failed: list[ProxydError] = []
 
     def other_way() -> None:
         try:
             found.append(measure(net, scenario, mode, back, link=BACK))
-        except (DemoError, OSError) as error:
+        except ProxydError as error:
             failed.append(error)
 
     thread = threading.Thread(target=other_way, name="demo-back")

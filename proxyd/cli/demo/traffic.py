@@ -193,7 +193,14 @@ class ProxydTraffic:
         return {"payload_bytes": payload, **added.to_json()}
 
     def _counters(self) -> Counters:
-        return read_counters(self._cluster, self._src, self._dst)
+        try:
+            return read_counters(self._cluster, self._src, self._dst)
+        except OSError as error:
+            gone = ", ".join(f"{daemon.label} (exit code {code})" for daemon, code in self._cluster.deaths())
+            raise DemoError(
+                f"a daemon does not answer for its metrics: {error}",
+                why=f"ended: {gone}" if gone else "all daemons live",
+            ) from error
 
 
 def tail(daemon: Daemon, lines: int = 3) -> list[str]:

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import proxyd.cli.demo.session as session
 from proxyd.cli.burst_worker import content, digest
 from proxyd.cli.cluster import Cluster
-from proxyd.cli.demo.activity import sent_bytes, tcp_retransmits
+from proxyd.cli.demo.activity import sent_bytes, tcp_retransmits, total_retransmits
 from proxyd.cli.demo.counters import Counters
 from proxyd.cli.demo.measure import measure
 from proxyd.cli.demo.net import LocalPlace, free_port
@@ -39,6 +40,7 @@ from proxyd.cli.demo.session import scenario_json, shortened, write_json
 from proxyd.cli.demo.table import factor, print_report, verdict
 from proxyd.cli.demo.traffic import DemoError
 from proxyd.cli.main import main
+from proxyd.wan import WanError
 from proxyd.wan.crew import Place
 
 MS = 1_000_000
@@ -179,6 +181,13 @@ def test_retransmits_by_name_not_by_place() -> None:
     assert tcp_retransmits(text) == 77
 
 
+def test_a_sender_that_is_gone_is_said_so() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with pytest.raises(WanError, match="a sender has ended"):
+        total_retransmits([process.pid])
+
+
 # ------------------------------------------------------------------------------------------------------------- content
 
 
@@ -295,6 +304,22 @@ def test_an_arrival_that_comes_twice_is_an_error() -> None:
     traffic.next_arrival = lambda timeout_s: Arrival(0, 0, 1)  # type: ignore[method-assign]
     with pytest.raises(DemoError, match="arrived twice"):
         measure(net, replace(Scenario(), senders=2), Mode("proxyd", None, 1), traffic)
+
+
+def test_one_failed_variation_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(scenario: Scenario, modes: Sequence[Mode], *rest: object) -> list[RunResult]:
+        if scenario.name == "2 MiB":
+            raise DemoError("no proof")
+        return [run_of(mode, [1.0, 2.0]) for mode in modes]
+
+    monkeypatch.setattr(session, "available", lambda: None)
+    monkeypatch.setattr(session, "run_scenario", fake)
+    all_of_it = session.Session(Console(file=io.StringIO()), quick=False, full=True)
+    all_of_it.run()
+    report = all_of_it.to_json()
+    assert report["failures"] == {"2 MiB": "no proof"}
+    assert len(report["extras"]) == len(extra_scenarios(Scenario())) - 1
+    assert [run["mode"] for run in report["runs"]][:3] == ["plain-cubic", "plain-bbr", "proxyd"]
 
 
 # --------------------------------------------------------------------------------------------------------------- texts
