@@ -77,7 +77,7 @@ class AgentConfig(_Section):
     coordinators: ConnectTexts = ("127.0.0.1:7600",)
     metrics: MetricsText = "127.0.0.1:9601"
     token_file: StrictStr | None = None
-    memory: SizeText = "4GiB"
+    memory: SizeText = "8GiB"
     arena: ArenaText = "256MiB"
     eager: SizeText = "64MiB"
     congestion_control: CongestionControlText = "auto"

@@ -45,7 +45,7 @@ def test_json_shows_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["check", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["agent"]["site"] == "a"
-    assert shown["agent"]["memory"] == "4GiB"
+    assert shown["agent"]["memory"] == "8GiB"
     assert shown["link"] == []
 
 
