@@ -85,7 +85,7 @@ def test_defaults_need_only_a_site() -> None:
     agent = parse_config('[agent]\nsite = "a"\n', "f.toml", "agent").require_agent()
     assert agent.name
     assert agent.socket == "/run/proxyd/agent.sock"
-    assert (agent.memory_bytes, agent.arena_bytes, agent.eager_bytes) == (4 << 30, 256 << 20, 64 << 20)
+    assert (agent.memory_bytes, agent.arena_bytes, agent.eager_bytes) == (8 << 30, 256 << 20, 64 << 20)
     assert (agent.chunk_bytes, agent.stream_count, agent.gateway_listen_address) == (None, None, None)
     assert str(agent.metrics_address) == "127.0.0.1:9601"
     assert agent.advertised_address == agent.data_listen_address
