@@ -104,14 +104,13 @@ class Session:
 
     def run(self) -> None:
         """Measure everything. Raises DemoError, WanError, ClusterError if the main scenario fails."""
-        warm = [(mode.bursts + WARMUP_BURSTS) for mode in self.modes]
-        extra = sum(3 * (extra_bursts(scenario) + WARMUP_BURSTS) for scenario in self.extras)
-        with Watcher(self.console, sum(warm) + extra) as watcher:
+        planned = [*self.modes, *(mode for scenario in self.extras for mode in extra_modes(scenario))]
+        with Watcher(self.console, sum(mode.bursts + WARMUP_BURSTS for mode in planned)) as watcher:
             fit = self._fit_into_budget if self.in_budget else lambda mode, results: mode
             self.results = run_scenario(self.scenario, self.modes, watcher, self.kind, fit)
             for scenario in self.extras:
                 try:
-                    results = run_scenario(scenario, main_modes(extra_bursts(scenario)), watcher)
+                    results = run_scenario(scenario, extra_modes(scenario), watcher)
                 except ProxydError as error:
                     # One variation that failed must not cost the minutes that the others took.
                     self.failures[scenario.name] = str(error)
@@ -144,9 +143,13 @@ def shortened(mode: Mode, left_s: float, results: Sequence[RunResult], scenario:
     return replace(mode, bursts=min(mode.bursts, fits)) if fits >= 1 else None
 
 
-def extra_bursts(scenario: Scenario) -> int:
-    """Plain TCP carries less than an open load offers, so its times grow with the number of bursts: not with few."""
-    return EXTRA_BURSTS if scenario.open_load is None else BURSTS
+def extra_modes(scenario: Scenario) -> list[Mode]:
+    """What runs in a variation. At open load plain TCP may carry less than is offered, so its times grow with the
+    number of bursts, and most with slow start after idle on: all baselines, with as many bursts as in the main scenario.
+    """
+    if scenario.open_load is None:
+        return main_modes(EXTRA_BURSTS)
+    return [*main_modes(BURSTS), *idle_restart_modes(BURSTS)]
 
 
 def scenario_json(scenario: Scenario, results: Sequence[RunResult], kind: str = "netns") -> dict[str, Any]:
