@@ -37,7 +37,7 @@ class LinkSettings:
     rtt_ns: int
     buffer_bytes: int = 0
     """The gateway's drop-tail buffer; 0: not known, so nothing counts on it."""
-    pace_share: float = 0.97
+    pace_share: float = 0.98
     """Part of the capacity that is granted; the rest drains what hand-overs queue up."""
     mtu_bytes: int = 1500
     source: str = "configured"

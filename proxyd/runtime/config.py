@@ -215,7 +215,7 @@ class LinkConfig(_Section):
     capacity: RateText
     rtt: DurationText
     buffer: BufferText | None = None
-    pace: float = Field(default=0.97, gt=0, le=1, allow_inf_nan=False)
+    pace: float = Field(default=0.98, gt=0, le=1, allow_inf_nan=False)
     mtu: int = Field(default=1500, strict=True, ge=576, le=65_535)
     """Largest packet on the way: it decides which share of the capacity is left for payload."""
 

@@ -384,7 +384,8 @@ def test_barriers_share_the_link_equally() -> None:
     desk.now_ns += 10 * MS
     desk.say(2, report(left, 0))
     rates = {session: desk.heard(session, Grant)[-1].rate_bytes_per_s for session in (2, 3, 4)}
-    assert set(rates.values()) == {link.pace_bytes_per_s // 3}
+    assert max(rates.values()) - min(rates.values()) <= 1, "whole bytes"
+    assert 0 <= link.pace_bytes_per_s - sum(rates.values()) <= 2
     assert "3 agents at once" in desk.heard(3, Grant)[0].reason
 
 

@@ -66,7 +66,7 @@ def test_numbers_come_out_in_bytes_and_nanoseconds() -> None:
     assert coordinator.owns == ("hami->*",)
     there, back = config.links
     assert (there.name, there.capacity_bytes_per_s, there.rtt_ns) == ("hami->shenzhen", 50_000_000, 60_000_000)
-    assert (there.buffer_bytes, there.pace) == (300_000, 0.97)
+    assert (there.buffer_bytes, there.pace) == (300_000, 0.98)
     assert (back.capacity_bytes_per_s, back.rtt_ns, back.buffer_bytes, back.pace) == (
         there.capacity_bytes_per_s,
         there.rtt_ns,
