@@ -145,7 +145,7 @@ def shortened(mode: Mode, left_s: float, results: Sequence[RunResult], scenario:
 
 def extra_modes(scenario: Scenario) -> list[Mode]:
     """What runs in a variation. At open load plain TCP may carry less than is offered, so its times grow with the
-    number of bursts, and most with slow start after idle on: all baselines, with as many bursts as in the main scenario.
+    number of bursts, and most with slow start after idle on: all baselines, with as many bursts as by default.
     """
     if scenario.open_load is None:
         return main_modes(EXTRA_BURSTS)
