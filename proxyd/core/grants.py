@@ -26,18 +26,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from proxyd.core.allocation import CLASSES, LinkQueue, Waiting, fair_shares
+from proxyd.core.allocation import LinkQueue, Waiting
 from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, LinkInfo, Report
+from proxyd.core.plan import Planner, Share
 from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, link_sizes
 from proxyd.wire.envelope import TrafficClass
-
-STARVATION_SHARE = 20
-"""One byte in this many goes to the longest waiter."""
-LEAST_SHARE = 20
-"""A lane that would get less than 1/20 of the pace isn't worth a hand-over."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,16 +65,6 @@ class LinkTotals:
         self.clamped_reports += account.clamped_reports
 
 
-@dataclasses.dataclass(slots=True)
-class Share:
-    """One line of the plan."""
-
-    lane: Lane
-    traffic: TrafficClass
-    rate_bytes_per_s: int
-    reason: str
-
-
 class LinkGranter:
     """Grants on one link. Its caller tells it what happened and then asks :meth:`decide`."""
 
@@ -104,9 +90,7 @@ class LinkGranter:
         self._fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + control_rtt_ns
         self._grants = 0
         self._rtt_ns = settings.rtt_ns
-        self._credit_bytes = 0
-        self._turn: Waiting | None = None
-        self._turn_left_bytes = 0
+        self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
         self._turn_bytes = max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50)
         """A turn is long enough that the hand-overs before and after it cost little."""
@@ -213,7 +197,9 @@ class LinkGranter:
 
     def totals(self) -> LinkTotals:
         """All that happened, present lanes included."""
-        totals = dataclasses.replace(self._totals, class_bytes=list(self._totals.class_bytes))
+        totals = dataclasses.replace(
+            self._totals, class_bytes=list(self._totals.class_bytes), starvation_turns=self.planner.starvation_turns
+        )
         for lane in self.lanes.values():
             totals.add(lane)
         return totals
@@ -270,7 +256,13 @@ class LinkGranter:
         if not self.queue.count:
             return False
         busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
-        plan = self._plan(now_ns)
+        plan = self.planner.plan(
+            self.pace_bytes_per_s(now_ns),
+            max(self._rtt_ns, self.sizes.report_ns),
+            self.sizes.chunk_bytes,
+            self._turn_bytes,
+            now_ns,
+        )
         planned = [share.lane for share in plan]
         for lane in busy:
             lane.out_of_turn = lane not in planned
@@ -284,87 +276,6 @@ class LinkGranter:
             if rate and share.lane not in busy:
                 busy.append(share.lane)
         return False
-
-    def _plan(self, now_ns: int) -> list[Share]:
-        pace = self.pace_bytes_per_s(now_ns)
-        left = pace
-        plan: list[Share] = []
-        turn = self._turn_of_the_oldest(now_ns)
-        if turn is not None:
-            lane = self.lanes[turn.session]
-            rate = min(left, lane.ceiling_bytes_per_s or left)
-            return [Share(lane, turn.traffic, rate, "longest waiter: 5 % of the link is for those")]
-        taken: set[int] = set()
-        for traffic, queue in zip(CLASSES, self.queue.classes, strict=True):
-            if not queue.count:
-                continue
-            if traffic is TrafficClass.SYNC:
-                left = self._plan_all_at_once(left, plan, taken, now_ns)
-            else:
-                left = self._plan_one_at_a_time(traffic, left, pace, plan, taken, now_ns)
-            if left * LEAST_SHARE < pace:
-                break
-        return plan
-
-    def _plan_one_at_a_time(
-        self, traffic: TrafficClass, left: int, pace: int, plan: list[Share], taken: set[int], now_ns: int
-    ) -> int:
-        queue = self.queue.classes[traffic]
-        first = queue.first()
-        if first is None:
-            return left
-        lane = self.lanes[first.session]
-        if not lane.ceiling_bytes_per_s and now_ns >= lane.silent_until_ns and first.session not in taken:
-            plan.append(Share(lane, traffic, left, _FIRST[traffic]))  # the usual case, without a walk over the others
-            taken.add(first.session)
-            return 0
-        for waiting in queue.in_order():
-            if left * LEAST_SHARE < pace:
-                break
-            lane = self.lanes[waiting.session]
-            if waiting.session in taken or now_ns < lane.silent_until_ns:
-                continue
-            rate = min(left, lane.ceiling_bytes_per_s or left)
-            reason = _FIRST[traffic] if not plan else _BESIDE[traffic]
-            plan.append(Share(lane, traffic, rate, reason))
-            taken.add(waiting.session)
-            left -= rate
-        return left
-
-    def _plan_all_at_once(self, left: int, plan: list[Share], taken: set[int], now_ns: int) -> int:
-        queue = self.queue.classes[TrafficClass.SYNC]
-        # A lane that can't have one chunk in flight is none: more members than that take turns.
-        most = max(1, left * max(self._rtt_ns, self.sizes.report_ns) // NANOS // self.sizes.chunk_bytes)
-        sessions = [s for s in queue.sessions() if s not in taken and now_ns >= self.lanes[s].silent_until_ns]
-        if len(sessions) > most:
-            firsts = [waiting for session in sessions if (waiting := queue.head(session)) is not None]
-            firsts.sort(key=lambda waiting: waiting.order)
-            sessions = sorted(waiting.session for waiting in firsts[:most])
-        lanes = [self.lanes[session] for session in sessions]
-        shares = fair_shares(left, [lane.ceiling_bytes_per_s or left for lane in lanes])
-        reason = f"sync: {len(lanes)} agents at once, at equal shares"
-        for lane, rate in zip(lanes, shares, strict=True):
-            plan.append(Share(lane, TrafficClass.SYNC, rate, reason))
-            taken.add(lane.session)
-        return left - sum(shares)
-
-    def _turn_of_the_oldest(self, now_ns: int) -> Waiting | None:
-        """The longest waiter, when the 5 % that it is owed have become a turn."""
-        turn = self._turn
-        if turn is not None:
-            if turn.queued and self._turn_left_bytes > 0 and now_ns >= self.lanes[turn.session].silent_until_ns:
-                return turn
-            self._turn = None
-        if self._credit_bytes < self._turn_bytes:
-            return None
-        oldest = self.queue.oldest(lambda session: now_ns >= self.lanes[session].silent_until_ns)
-        if oldest is None:
-            return None
-        self._credit_bytes = 0
-        self._turn = oldest
-        self._turn_left_bytes = self._turn_bytes
-        self._totals.starvation_turns += 1
-        return oldest
 
     def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
@@ -395,7 +306,7 @@ class LinkGranter:
     def _issue(self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
         """Grant a lane what its window holds; True when a transfer was fully granted."""
         lane, sizes = share.lane, self.sizes
-        waiting = self._turn if self._turn is not None else self.queue.classes[share.traffic].head(lane.session)
+        waiting = self.planner.turn or self.queue.classes[share.traffic].head(lane.session)
         if waiting is None:
             return False
         account = lane.account
@@ -448,11 +359,7 @@ class LinkGranter:
         totals = self._totals
         totals.grants += 1
         totals.granted_bytes += nbytes
-        if self._turn is waiting:
-            self._turn_left_bytes -= nbytes
-        elif self.queue.waits_below(waiting.traffic):
-            # Only a lower class can starve: within a class it is first come, first served.
-            self._credit_bytes += nbytes // STARVATION_SHARE
+        self.planner.granted(waiting, nbytes)
         self._last = waiting
 
     # ----------------------------------------------------------------------------------------------------------- sizes
@@ -491,13 +398,3 @@ class LinkGranter:
             age_ns=estimate.age_ns,
             source=estimate.source,
         )
-
-
-_FIRST = {
-    TrafficClass.PIPELINE: "pipeline: first in line, whole link",
-    TrafficClass.BULK: "bulk: nothing more urgent waits, first in line",
-}
-_BESIDE = {
-    TrafficClass.PIPELINE: "pipeline: next in line, takes what the one before can't use",
-    TrafficClass.BULK: "bulk: takes what is left over",
-}

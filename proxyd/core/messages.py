@@ -68,6 +68,8 @@ class Request:
     wanted_bytes: int
     announcement: int = 0
     """The Announce that this request fulfils; it keeps its place in the queue. 0: none."""
+    deadline_in_ns: int = 0
+    """Wanted at the receiver within this time; 0: as soon as its turn comes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,8 +132,17 @@ class Report:
     """The agent had granted bytes to send during the whole interval: its delivery says something about the path."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Echo:
+    """Answer to a beat, at once: what the coordinator measures this agent's control round trip from."""
+
+    number: int
+    held_ns: int
+    """Between the beat's arrival and this answer."""
+
+
 AgentMessage: TypeAlias = (
-    AgentHello | EndpointUp | EndpointDown | Request | Announce | CancelRequest | TransferDone | Report
+    AgentHello | EndpointUp | EndpointDown | Request | Announce | CancelRequest | TransferDone | Report | Echo
 )
 
 # ---------------------------------------------------------------------------- coordinator -> agent
@@ -152,7 +163,11 @@ class LinkInfo:
     waiting_bytes: int
     age_ns: int
     source: str
-    """Where the figures come from: "configured", "default", later "estimated"."""
+    """Where the figures come from: "configured", "default", "estimated", "policed"."""
+    confidence: float = 1.0
+    """0 (a guess) to 1 (measured now, or told by the operator)."""
+    observe: bool = False
+    """Shadow mode: send at once and don't wait for grants, but ask and report as always."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -194,6 +209,19 @@ class Grant:
     lead_ns: int
     """Say ``leaves_in_ns`` this long before the last granted byte leaves."""
     reason: str
+    announcement: int = 0
+    """Granted ahead to this announcement of the agent, which binds it when the message is posted; ``transfer`` is then
+    the null one. 0: granted to ``transfer``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pace:
+    """From now on everything that the agent holds on a link goes at this rate, whatever its grants say: the bottleneck
+    changed, and waiting for the next grant would fill the gateway's queue meanwhile. Void under another epoch."""
+
+    link: LinkName
+    rate_bytes_per_s: int
+    epoch: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,6 +241,8 @@ class Beat:
     fallback: tuple[tuple[LinkName, int], ...]
     """(link, rate_bytes_per_s) of this agent; over all agents <= 0.8 x the link's estimate."""
     links: tuple[LinkInfo, ...]
+    number: int = 0
+    """Of this beat, for its echo; 0: none is wanted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,4 +266,4 @@ class Directory:
     full: bool
 
 
-CoordinatorMessage: TypeAlias = Welcome | Queued | Grant | Denied | Beat | Directory
+CoordinatorMessage: TypeAlias = Welcome | Queued | Grant | Pace | Denied | Beat | Directory
