@@ -123,6 +123,12 @@ def _class_decode(value: int) -> TrafficClass:
         raise _BadField(f"is {value}", "this is no traffic class that this version knows") from None
 
 
+def _share_decode(value: float) -> float:
+    if not 0.0 <= value <= 1.0:  # a NaN is none either
+        raise _BadField(f"is {value}", "a share is between 0 and 1")
+    return value
+
+
 class _Spec(NamedTuple):
     """One message: the core type, the generated type, and its fields in the order of the core type's."""
 
@@ -172,6 +178,7 @@ _LIFE = _number(_U64)  # random incarnations use every bit
 _BYTES = _number(MAX_SIZE_BYTES)
 _RATE = _number(MAX_RATE_BYTES_PER_S)
 _NS = _number(MAX_DURATION_NS)
+_SHARE = _Codec(_same, _share_decode)
 
 
 class _Fallback(NamedTuple):
@@ -203,6 +210,8 @@ _LINK_INFO = _Spec(
         "waiting_bytes": _BYTES,
         "age_ns": _NS,
         "source": _text(MAX_NAME_BYTES),
+        "confidence": _SHARE,
+        "observe": _FLAG,
     },
 )
 _FALLBACK = _Spec(_Fallback, pb.FallbackRate, {"link": _LINK.one(), "rate_bytes_per_s": _RATE})
@@ -240,6 +249,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
             "traffic": _TRAFFIC,
             "wanted_bytes": _BYTES,
             "announcement": _COUNT,
+            "deadline_in_ns": _NS,
         },
     ),
     "announce": _Spec(
@@ -286,6 +296,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
             "limited": _FLAG,
         },
     ),
+    "echo": _Spec(core.Echo, pb.Echo, {"number": _COUNT, "held_ns": _NS}),
 }
 
 _COORDINATOR_KINDS: dict[str, _Spec] = {
@@ -326,10 +337,16 @@ _COORDINATOR_KINDS: dict[str, _Spec] = {
             "epoch": _COUNT,
             "lead_ns": _NS,
             "reason": _REASON,
+            "announcement": _COUNT,
         },
     ),
+    "pace": _Spec(core.Pace, pb.Pace, {"link": _LINK.one(), "rate_bytes_per_s": _RATE, "epoch": _COUNT}),
     "denied": _Spec(core.Denied, pb.Denied, {"transfer": _TRANSFER.one(), "reason": _REASON}),
-    "beat": _Spec(core.Beat, pb.Beat, {"epoch": _COUNT, "fallback": _FALLBACK.many(), "links": _LINK_INFO.many()}),
+    "beat": _Spec(
+        core.Beat,
+        pb.Beat,
+        {"epoch": _COUNT, "fallback": _FALLBACK.many(), "links": _LINK_INFO.many(), "number": _COUNT},
+    ),
     "directory": _Spec(core.Directory, pb.Directory, {"entries": _ENTRY.many(), "gone": _GONE.many(), "full": _FLAG}),
 }
 

@@ -97,6 +97,7 @@ class AgentMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -113,6 +114,8 @@ class AgentMessage(_message.Message):
     def done(self) -> Global___TransferDone: ...
     @_builtins.property
     def report(self) -> Global___Report: ...
+    @_builtins.property
+    def echo(self) -> Global___Echo: ...
     def __init__(
         self,
         *,
@@ -124,12 +127,13 @@ class AgentMessage(_message.Message):
         cancel: Global___CancelRequest | None = ...,
         done: Global___TransferDone | None = ...,
         report: Global___Report | None = ...,
+        echo: Global___Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "endpoint_up", "endpoint_down", "request", "announce", "cancel", "done", "report"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "endpoint_up", "endpoint_down", "request", "announce", "cancel", "done", "report", "echo"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -146,6 +150,7 @@ class CoordinatorMessage(_message.Message):
     DENIED_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def challenge(self) -> Global___Challenge: ...
     @_builtins.property
@@ -160,6 +165,8 @@ class CoordinatorMessage(_message.Message):
     def beat(self) -> Global___Beat: ...
     @_builtins.property
     def directory(self) -> Global___Directory: ...
+    @_builtins.property
+    def pace(self) -> Global___Pace: ...
     def __init__(
         self,
         *,
@@ -170,12 +177,13 @@ class CoordinatorMessage(_message.Message):
         denied: Global___Denied | None = ...,
         beat: Global___Beat | None = ...,
         directory: Global___Directory | None = ...,
+        pace: Global___Pace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory", "pace"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -372,10 +380,12 @@ class Request(_message.Message):
     TRAFFIC_FIELD_NUMBER: _builtins.int
     WANTED_BYTES_FIELD_NUMBER: _builtins.int
     ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
+    DEADLINE_IN_NS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     traffic: Global___TrafficClass.ValueType
     wanted_bytes: _builtins.int
     announcement: _builtins.int
+    deadline_in_ns: _builtins.int
     @_builtins.property
     def transfer(self) -> Global___TransferId: ...
     @_builtins.property
@@ -392,10 +402,11 @@ class Request(_message.Message):
         traffic: Global___TrafficClass.ValueType = ...,
         wanted_bytes: _builtins.int = ...,
         announcement: _builtins.int = ...,
+        deadline_in_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "link", b"link", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "destination", b"destination", "job", b"job", "link", b"link", "traffic", b"traffic", "transfer", b"transfer", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "deadline_in_ns", b"deadline_in_ns", "destination", b"destination", "job", b"job", "link", b"link", "traffic", b"traffic", "transfer", b"transfer", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,6 +563,30 @@ class Report(_message.Message):
 Global___Report: _TypeAlias = Report  # noqa: Y015
 
 @_typing.final
+class Echo(_message.Message):
+    """Answer to a beat that has a number, at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    held_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        held_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ns", b"held_ns", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Echo: _TypeAlias = Echo  # noqa: Y015
+
+@_typing.final
 class Challenge(_message.Message):
     """-- coordinator -> agent -------------------------------------------------------------------------------------------"""
 
@@ -589,6 +624,8 @@ class LinkInfo(_message.Message):
     WAITING_BYTES_FIELD_NUMBER: _builtins.int
     AGE_NS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    OBSERVE_FIELD_NUMBER: _builtins.int
     rate_bytes_per_s: _builtins.int
     rtt_ns: _builtins.int
     buffer_bytes: _builtins.int
@@ -598,6 +635,9 @@ class LinkInfo(_message.Message):
     waiting_bytes: _builtins.int
     age_ns: _builtins.int
     source: _builtins.str
+    confidence: _builtins.float
+    """0 to 1."""
+    observe: _builtins.bool
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -613,10 +653,12 @@ class LinkInfo(_message.Message):
         waiting_bytes: _builtins.int = ...,
         age_ns: _builtins.int = ...,
         source: _builtins.str = ...,
+        confidence: _builtins.float = ...,
+        observe: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "link", b"link", "queue_ns", b"queue_ns", "rate_bytes_per_s", b"rate_bytes_per_s", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "waiting_bytes", b"waiting_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "confidence", b"confidence", "link", b"link", "observe", b"observe", "queue_ns", b"queue_ns", "rate_bytes_per_s", b"rate_bytes_per_s", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "waiting_bytes", b"waiting_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -708,6 +750,7 @@ class Grant(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LEAD_NS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     grant: _builtins.int
     nbytes: _builtins.int
     rate_bytes_per_s: _builtins.int
@@ -716,6 +759,8 @@ class Grant(_message.Message):
     epoch: _builtins.int
     lead_ns: _builtins.int
     reason: _builtins.str
+    announcement: _builtins.int
+    """Granted ahead to this announcement; the transfer is then the null one. 0: none."""
     @_builtins.property
     def transfer(self) -> Global___TransferId: ...
     @_builtins.property
@@ -733,14 +778,43 @@ class Grant(_message.Message):
         epoch: _builtins.int = ...,
         lead_ns: _builtins.int = ...,
         reason: _builtins.str = ...,
+        announcement: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "grant", b"grant", "lead_ns", b"lead_ns", "link", b"link", "nbytes", b"nbytes", "rate_bytes_per_s", b"rate_bytes_per_s", "reason", b"reason", "start_in_ns", b"start_in_ns", "transfer", b"transfer", "ttl_ns", b"ttl_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "epoch", b"epoch", "grant", b"grant", "lead_ns", b"lead_ns", "link", b"link", "nbytes", b"nbytes", "rate_bytes_per_s", b"rate_bytes_per_s", "reason", b"reason", "start_in_ns", b"start_in_ns", "transfer", b"transfer", "ttl_ns", b"ttl_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class Pace(_message.Message):
+    """The rate of all that the agent holds on a link, from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    rate_bytes_per_s: _builtins.int
+    epoch: _builtins.int
+    @_builtins.property
+    def link(self) -> Global___LinkName: ...
+    def __init__(
+        self,
+        *,
+        link: Global___LinkName | None = ...,
+        rate_bytes_per_s: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "link", b"link", "rate_bytes_per_s", b"rate_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
 class Denied(_message.Message):
@@ -795,7 +869,10 @@ class Beat(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    number: _builtins.int
+    """For the echo; 0: none is wanted."""
     @_builtins.property
     def fallback(self) -> _containers.RepeatedCompositeFieldContainer[Global___FallbackRate]: ...
     @_builtins.property
@@ -806,10 +883,11 @@ class Beat(_message.Message):
         epoch: _builtins.int = ...,
         fallback: _abc.Iterable[Global___FallbackRate] | None = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fallback", b"fallback", "links", b"links"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fallback", b"fallback", "links", b"links", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,14 @@ NAMED = {
     "incarnation": lives,
     "agent_incarnation": lives,
 }
-TYPED = {AgentName: agents, LinkName: links, TransferId: transfers, EndpointName: endpoints, bool: st.booleans()}
+TYPED = {
+    AgentName: agents,
+    LinkName: links,
+    TransferId: transfers,
+    EndpointName: endpoints,
+    bool: st.booleans(),
+    float: st.floats(0.0, 1.0),
+}
 SUFFIXED = {"_ns": durations, "_bytes_per_s": rates, "bytes": sizes, "": counts}
 
 
@@ -193,3 +200,20 @@ def test_a_long_reason_is_cut_and_still_arrives() -> None:
     [denied] = translate.coordinator_messages(batch)
     assert isinstance(denied, core.Denied)
     assert denied.reason == "é" * 2048
+
+
+@pytest.mark.parametrize("confidence", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_share_is_between_0_and_1(confidence: float) -> None:
+    info = core.LinkInfo(LinkName("a", "b"), 1, 1, 1, 1, 1, 1, 1, 1, "estimated", 0.5, observe=True)
+    batch = translate.coordinator_batch([core.Beat(1, (), (info,), number=7)])
+    batch.messages[0].beat.links[0].confidence = confidence
+    with pytest.raises(TranslateError, match=r"confidence is .*between 0 and 1"):
+        translate.coordinator_messages(batch)
+
+
+def test_what_an_older_version_does_not_say_is_harmless() -> None:
+    """New fields are absent from its messages: nothing is echoed, observed, bound ahead or due."""
+    beat = pb.Beat(epoch=3, links=[pb.LinkInfo(link=pb.LinkName(src_site="a", dst_site="b"))])
+    [message] = translate.coordinator_messages(pb.CoordinatorBatch(messages=[pb.CoordinatorMessage(beat=beat)]))
+    assert isinstance(message, core.Beat)
+    assert (message.number, message.links[0].observe, message.links[0].confidence) == (0, False, 0.0)
