@@ -175,6 +175,11 @@ class CoordinatorConfig(_Section):
     lease: DurationText = "2s"
     rtt_control: DurationText = "1ms"
     reflection: Flag = True
+    mode: Literal["grant", "observe"] = "grant"
+    """For links that say nothing themselves. "observe": agents send at once, and what would have been granted is only
+    reckoned (shadow mode)."""
+    grant_log: StrictStr | None = None
+    grant_log_size: SizeText = "256MiB"
 
     @property
     def listen_addresses(self) -> tuple[Address, ...]:
@@ -200,6 +205,11 @@ class CoordinatorConfig(_Section):
         """Round trip from an agent to this coordinator, before one was measured."""
         return parse_duration(self.rtt_control)
 
+    @property
+    def grant_log_bytes(self) -> int:
+        """The most that the grant log may take on disk, older parts included."""
+        return parse_size(self.grant_log_size)
+
     @model_validator(mode="after")
     def _fits(self) -> CoordinatorConfig:
         if self.lease_ns < 2 * self.beat_ns:
@@ -218,6 +228,8 @@ class LinkConfig(_Section):
     pace: float = Field(default=0.98, gt=0, le=1, allow_inf_nan=False)
     mtu: int = Field(default=1500, strict=True, ge=576, le=65_535)
     """Largest packet on the way: it decides which share of the capacity is left for payload."""
+    mode: Literal["grant", "observe"] | None = None
+    """None: as [coordinator] says."""
 
     @property
     def name(self) -> str:
