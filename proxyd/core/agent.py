@@ -33,9 +33,11 @@ from proxyd.core.messages import (
     Denied,
     Directory,
     DirectoryEntry,
+    Echo,
     EndpointDown,
     EndpointUp,
     Grant,
+    Pace,
     Queued,
     Welcome,
 )
@@ -372,7 +374,11 @@ class AgentMachine:
                 if out is not None and self.sender.asking.asks(out, event.address):
                     text = f"{out.envelope.describe()}: denied by coordinator {event.address}: {event.message.reason}"
                     self.sender.cancel(out, ErrorCode.REFUSED, text, now_ns)
+            case Pace():
+                self.sender.asking.paced(event.address, event.message, now_ns)
             case Beat():
+                if event.message.number:
+                    self._effects.append(ToCoordinator(event.address, Echo(event.message.number, 0)))
                 self._beat(event.address, event.message)
             case Directory():
                 self._directory_changed(event.address, event.message, now_ns)

@@ -23,6 +23,7 @@ from proxyd.core.messages import (
     DirectoryEntry,
     Grant,
     LinkInfo,
+    Pace,
     Queued,
     Request,
     TransferDone,
@@ -35,6 +36,9 @@ from proxyd.wire.envelope import Envelope, ErrorCode
 
 ANNOUNCEMENTS_PER_CHANNEL = 4096
 """Announcements kept for messages that were never posted (a shorter last batch, say); the oldest go first."""
+
+PACE_STEPS = 256
+"""A ceiling that would change by less than 1/256 stays: setting it costs system calls on each stream."""
 
 Channel = tuple[str, int, int, str, int]
 """(job, source rank, destination rank, group, tag)."""
@@ -279,6 +283,7 @@ class Asking:
         book.add(grant, usable, now_ns)
         if not usable or out.peer is None:
             return
+        self._follow(book, now_ns)
         if extends and book.grants[0].begun:
             self._pass_turn(out.peer, now_ns)
         out.held_bytes += usable
@@ -291,6 +296,25 @@ class Asking:
         self.tell_state(out, finish_in_ns)
         self._begin(book, now_ns)
 
+    def paced(self, address: str, message: Pace, now_ns: int) -> None:
+        """The bottleneck changed: all that is held on its link goes at this rate, whatever its grants said."""
+        book = self.links.get(message.link)
+        if book is None or address != book.coordinator or message.epoch != book.epoch or not message.rate_bytes_per_s:
+            return
+        book.repace(message.rate_bytes_per_s, now_ns)
+        self._follow(book, now_ns)
+
+    def _follow(self, book: LinkBook, now_ns: int) -> None:
+        """The rate may have changed: so do the ceilings of peers to which something is under way."""
+        names = book.unsent_peers()
+        for held in book.grants:
+            out = self.transfers.get(held.transfer) if held.begun else None
+            if out is not None and out.peer is not None and out.peer not in names:
+                names.append(out.peer)
+        for name in names:
+            if (peer := self.peers.get(name)) is not None and peer.connected:
+                self.pace(name, now_ns)
+
     def _begin(self, book: LinkBook, now_ns: int) -> None:
         """Let the peers of grants pump whose start time has come: that of the first one, whenever another becomes the
         first; that of a later one when the trainer of the first is still copying."""
@@ -301,7 +325,8 @@ class Asking:
             leads = held is first and book.leading is not held
             if held.begun and not leads:
                 continue
-            held.begun = True
+            if not held.begun:
+                book.begins(held, now_ns)
             if leads:
                 book.leading = held
             elif self._can_go(book, first, now_ns):
@@ -398,7 +423,7 @@ class Asking:
         return Chunk(out.transfer, offset, length, granted)
 
     def pace(self, name: AgentName, now_ns: int) -> None:
-        """Set a peer's ceiling to the rate of the first of its grants that has started."""
+        """Set a peer's ceiling to the rate of the first of its grants that has started, or of what is in the kernel."""
         peer = self.peers[name]
         if name.site == self.config.agent.site:
             rate = 0
@@ -412,9 +437,9 @@ class Asking:
                     and (out := self.transfers.get(held.transfer)) is not None
                     and out.peer == name
                 ),
-                peer.pace_bytes_per_s,
+                book.rate_to(name) or peer.pace_bytes_per_s,
             )
-        if rate != peer.pace_bytes_per_s and rate >= 0:
+        if rate >= 0 and abs(rate - peer.pace_bytes_per_s) > peer.pace_bytes_per_s // PACE_STEPS:
             peer.pace_bytes_per_s = rate
             self.effects.append(SetPace(name, rate))
 

@@ -1,8 +1,10 @@
 """What an agent holds on one link: its grants, its accounts, and what it does when the coordinator falls silent.
 
 Grants form a FIFO. The head is served from its start time on; a grant whose transfer has no filled chunk yet lets the
-next one go ahead, so a trainer that is still copying doesn't idle the link. Unspent bytes of an expired, finished or
-foreign grant are *returned*: the cumulative ``returned_bytes`` in the next report frees them at the coordinator.
+next one go ahead, so a trainer that is still copying doesn't idle the link. All that is held goes at one rate, the one
+that the coordinator said last, by a grant or by a ``Pace``; only a higher one waits for the start of its grant. Unspent
+bytes of an expired, finished or foreign grant are *returned*: the cumulative ``returned_bytes`` in the next report
+frees them at the coordinator.
 
 Counts are relative to the present session with the owning coordinator (see :mod:`proxyd.core.messages`): bytes handed
 to the kernel before it began never count, which is why ``taken_before_bytes`` is subtracted from what the kernel
@@ -160,8 +162,52 @@ class LinkBook:
             self.grants.append(
                 HeldGrant(grant.transfer, nbytes, grant.rate_bytes_per_s, start_ns, expires_ns, grant.lead_ns)
             )
+        self._newest_rate(grant.rate_bytes_per_s, start_ns <= now_ns)
         self._lead_said = False
         self._reckon(now_ns)
+
+    def _newest_rate(self, rate_bytes_per_s: int, at_once: bool) -> bool:
+        """The coordinator's newest word on the rate counts for all that is held; a later one may lower it at once, and
+        raise it from its start on. Answers whether anything changed."""
+        changed = False
+        for held in self.grants:
+            if not held.fallback and (held.rate_bytes_per_s > rate_bytes_per_s or at_once):
+                changed = changed or held.rate_bytes_per_s != rate_bytes_per_s
+                held.rate_bytes_per_s = rate_bytes_per_s
+        if self._spent_rate_bytes_per_s > rate_bytes_per_s or at_once:
+            changed = changed or self._spent_rate_bytes_per_s != rate_bytes_per_s
+            self._spent_rate_bytes_per_s = rate_bytes_per_s
+        return changed
+
+    def repace(self, rate_bytes_per_s: int, now_ns: int) -> None:
+        """All that is held, and what of it is in the kernel, goes at this rate from now on. The backlog leaves at
+        another time then: that is reported at once, and again one lead time early."""
+        if self._newest_rate(rate_bytes_per_s, True):
+            self._lead_said = False
+            self.report_due_ns = now_ns
+            self._reckon(now_ns)
+
+    def begins(self, held: HeldGrant, now_ns: int) -> None:
+        """The start of a grant has come: its rate counts for those before it too."""
+        held.begun = True
+        if held.fallback:
+            return
+        for earlier in self.grants:
+            if earlier is held:
+                break
+            if not earlier.fallback and earlier.rate_bytes_per_s < held.rate_bytes_per_s:
+                earlier.rate_bytes_per_s = held.rate_bytes_per_s
+                self._reckon(now_ns)
+
+    def unsent_peers(self) -> list[AgentName]:
+        """Peers for which something is in the kernel and, as far as is known, has not left."""
+        return [name for name, counts in self.peers.items() if counts.taken_bytes > counts.left_bytes]
+
+    def rate_to(self, peer: AgentName) -> int:
+        """The rate of what is in the kernel for a peer and has not left; 0 when there is nothing."""
+        counts = self.peers.get(peer)
+        unsent = counts is not None and counts.taken_bytes > counts.left_bytes
+        return self._spent_rate_bytes_per_s if unsent else 0
 
     def add_fallback(self, transfer: TransferId, nbytes: int, rate_bytes_per_s: int, now_ns: int) -> None:
         """Hold a self-issued grant."""
