@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from proxyd.wan.counters import Fidelity, LinkCounters
 from proxyd.wan.errors import WanError
+from proxyd.wan.history import History
+from proxyd.wan.policer import PolicerSpec
 from proxyd.wan.spec import LinkSpec
 from proxyd.wan.topology import Host, Wan, available
+from proxyd.wan.trace import RateSteps
 
-__all__ = ["Fidelity", "Host", "LinkCounters", "LinkSpec", "Wan", "WanError", "available"]
+__all__ = [
+    "Fidelity",
+    "History",
+    "Host",
+    "LinkCounters",
+    "LinkSpec",
+    "PolicerSpec",
+    "RateSteps",
+    "Wan",
+    "WanError",
+    "available",
+]

@@ -9,6 +9,9 @@ processes of one machine share. A message on the wire is a 16-byte header (sende
                                {"event": "delays", "delays_ns"} when a ping has said that it is done
     ping ADDRESS PORT COUNT BYTES GAP_NS
                        datagrams that carry the clock, one every GAP_NS -> {"event": "pinged"}
+    sink PORT              datagrams to there vanish; events {"event": "listening"}
+    flood ADDRESS PORT BYTES_PER_S PACKET_BYTES
+                           a steady stream of datagrams until killed; {"event": "flooding"} at first
     send ID            {"op": "connect", "address", "port", "congestion", "notsent_lowat_bytes"}
                            -> {"event": "connected"}
                        {"op": "send", "sequence", "bytes", "at_ns", "pace_bytes_per_s", "leaving_bytes"}
@@ -156,6 +159,34 @@ def ping(address: str, port: int, count: int, size: int, gap_ns: int) -> None:
     say(event="pinged")
 
 
+def sink(port: int) -> None:
+    """Take datagrams in and never look at them: without a listener each would be answered with an ICMP error."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    peer.bind(("0.0.0.0", port))
+    say(event="listening")
+    sys.stdin.read()
+
+
+def flood(address: str, port: int, rate_bytes_per_s: int, packet_bytes: int) -> None:
+    """Datagrams whose IP packets have this rate; somebody's stream that no congestion slows down."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    padding = bytes(packet_bytes - 28)  # IPv4 and UDP headers
+    ahead_of_others()
+    say(event="flooding")
+    start_ns = time.monotonic_ns()
+    sent = 0
+    while True:
+        # A late wake-up catches up, but by at most 20 ms: what this host was not awake for was not sent.
+        due = (time.monotonic_ns() - start_ns) * rate_bytes_per_s // 1_000_000_000
+        if due - sent > rate_bytes_per_s // 50:
+            sent = due - rate_bytes_per_s // 50
+        while sent < due:
+            peer.sendto(padding, (address, port))
+            sent += packet_bytes
+        time.sleep(max(0.0, (sent - due) / rate_bytes_per_s))
+
+
 def outgoing_bytes(peer: socket.socket, request: int) -> int:
     """SIOCOUTQNSD: not yet sent; TIOCOUTQ: not yet acknowledged."""
     result = fcntl.ioctl(peer.fileno(), request, struct.pack("i", 0))
@@ -221,5 +252,9 @@ if __name__ == "__main__":
         send(int(sys.argv[2]))
     elif sys.argv[1] == "pong":
         pong(int(sys.argv[2]))
+    elif sys.argv[1] == "sink":
+        sink(int(sys.argv[2]))
+    elif sys.argv[1] == "flood":
+        flood(sys.argv[2], *(int(text) for text in sys.argv[3:]))
     else:
         ping(sys.argv[2], *(int(text) for text in sys.argv[3:]))

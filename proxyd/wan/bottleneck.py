@@ -28,11 +28,13 @@ Item = TypeVar("Item")
 class Bottleneck(Generic[Item]):
     """Accepts, drops, delays. Time comes in as ``now_ns`` and must not decrease."""
 
-    __slots__ = ("_line", "_position_bytes", "buffer_bytes", "delay_ns", "pending")
+    __slots__ = ("_before_bytes", "_line", "_position_bytes", "accepted_bytes", "buffer_bytes", "delay_ns", "pending")
 
     def __init__(self, line: Line, *, buffer_bytes: int, delay_ns: int) -> None:
         self._line = line
         self._position_bytes = 0
+        self._before_bytes = 0  # what earlier lines can have carried
+        self.accepted_bytes = 0
         self.buffer_bytes = buffer_bytes
         self.delay_ns = delay_ns
         self.pending: deque[tuple[int, int, Item]] = deque()
@@ -45,6 +47,7 @@ class Bottleneck(Generic[Item]):
         if position_bytes - carried_bytes > self.buffer_bytes:
             return False
         self._position_bytes = position_bytes
+        self.accepted_bytes += length_bytes
         self.pending.append((self._line.time_for(position_bytes) + self.delay_ns, position_bytes, item))
         return True
 
@@ -63,9 +66,18 @@ class Bottleneck(Generic[Item]):
         """Bytes that wait in the buffer or are half on the wire."""
         return max(0, self._position_bytes - self._line.bytes_by(now_ns))
 
+    def carried_bytes(self, now_ns: int) -> int:
+        """Bytes that have left the queue so far."""
+        return self.accepted_bytes - self.queue_bytes(now_ns)
+
+    def capacity_bytes(self, now_ns: int) -> int:
+        """Bytes that would have left so far, had there always been some to send."""
+        return self._before_bytes + self._line.bytes_by(now_ns)
+
     def change_line(self, line: Line, now_ns: int) -> None:
         """Go on with another line. What still queues leaves at the new rate; what is in flight keeps its arrival."""
         carried_bytes = self._line.bytes_by(now_ns)
+        self._before_bytes += carried_bytes
         self._line = line.restarted(now_ns)
         self._position_bytes = max(0, self._position_bytes - carried_bytes)
         again: deque[tuple[int, int, Item]] = deque()

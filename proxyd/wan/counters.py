@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+
+from proxyd.wan.history import History
 
 HEADER_WORDS = 16
 HISTOGRAM_BINS = 2048
@@ -20,7 +22,13 @@ LINK_WORDS = 16
 GENERATION, WAKEUPS, UNROUTABLE, LATE_MAX_NS, FIFO, READY = 0, 1, 2, 3, 4, 5
 # Words of one link.
 PASSED_PACKETS, PASSED_BYTES, DROPPED_PACKETS, DROPPED_BYTES = 0, 1, 2, 3
-LOST_PACKETS, LOST_BYTES, QUEUE_BYTES, QUEUE_PEAK_BYTES, SAMPLES = 4, 5, 6, 7, 8
+LOST_PACKETS, LOST_BYTES, QUEUE_BYTES, QUEUE_PEAK_BYTES = 4, 5, 6, 7
+POLICED_PACKETS, POLICED_BYTES, CARRIED_BYTES, CAPACITY_BYTES = 8, 9, 10, 11
+SAMPLES, LINE_ORIGIN_NS = 12, 13
+COUNTERS = 12
+"""The first words of a link are the fields of :class:`LinkCounters`, in order."""
+# Words of one sample.
+SAMPLE_WORDS = 6
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,9 @@ class LinkCounters:
     """One direction since the WAN was built. Bytes are IP packets with their headers.
 
     ``passed`` crossed the link and were delivered; ``dropped`` found the buffer full; ``lost`` fell to random loss or
-    to a link that was down. ``queue_bytes`` is the queue now, ``queue_peak_bytes`` the longest so far.
+    to a link that was down; ``policed`` exceeded the policer's contract. ``queue_bytes`` is the queue now,
+    ``queue_peak_bytes`` the longest so far. ``carried_bytes`` have left the queue, ``capacity_bytes`` would have, had
+    there always been some: their quotient is how much of the link was used.
     """
 
     passed_packets: int
@@ -39,19 +49,19 @@ class LinkCounters:
     lost_bytes: int
     queue_bytes: int
     queue_peak_bytes: int
+    policed_packets: int = 0
+    policed_bytes: int = 0
+    carried_bytes: int = 0
+    capacity_bytes: int = 0
 
     def since(self, earlier: LinkCounters) -> LinkCounters:
         """What was added after ``earlier`` was read; the two queue values stay as they are now."""
-        return LinkCounters(
-            self.passed_packets - earlier.passed_packets,
-            self.passed_bytes - earlier.passed_bytes,
-            self.dropped_packets - earlier.dropped_packets,
-            self.dropped_bytes - earlier.dropped_bytes,
-            self.lost_packets - earlier.lost_packets,
-            self.lost_bytes - earlier.lost_bytes,
-            self.queue_bytes,
-            self.queue_peak_bytes,
-        )
+        added = {
+            field.name: getattr(self, field.name) - getattr(earlier, field.name)
+            for field in fields(self)
+            if not field.name.startswith("queue")
+        }
+        return replace(self, **added)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Fidelity:
 
 def page_bytes(links: int, samples: int) -> int:
     """Size of the shared page for this many links, each with a ring of ``samples`` queue samples."""
-    return 8 * (HEADER_WORDS + HISTOGRAM_BINS + links * (LINK_WORDS + 2 * samples))
+    return 8 * (HEADER_WORDS + HISTOGRAM_BINS + links * (LINK_WORDS + SAMPLE_WORDS * samples))
 
 
 class CounterPage:
@@ -91,31 +101,31 @@ class CounterPage:
         return HEADER_WORDS + HISTOGRAM_BINS + link * LINK_WORDS
 
     def ring_base(self, link: int) -> int:
-        """First word of a link's ring of ``(time_ns, queue_bytes)`` pairs."""
-        return HEADER_WORDS + HISTOGRAM_BINS + self.links * LINK_WORDS + link * 2 * self.samples
+        """First word of a link's ring of samples; see :class:`~proxyd.wan.history.History` for the fields of each."""
+        return HEADER_WORDS + HISTOGRAM_BINS + self.links * LINK_WORDS + link * SAMPLE_WORDS * self.samples
 
     def read_link(self, link: int) -> LinkCounters:
         """A copy of one link's counters."""
         base = self.link_base(link)
-        return LinkCounters(*self.words[base : base + 8].tolist())
+        return LinkCounters(*self.words[base : base + COUNTERS].tolist())
 
-    def read_queue(self, link: int) -> tuple[array[int], array[int]]:
-        """The sampled queue of one link, oldest first: CLOCK_MONOTONIC times in ns, and bytes.
-
-        Each sample is the longest queue since the sample before it. The emulator takes none while the link is idle, so
-        a gap means an empty queue.
-        """
+    def read_history(self, link: int) -> History:
+        """The samples of one link, oldest first."""
         base, ring = self.link_base(link), self.ring_base(link)
         end = self.words[base + SAMPLES]
-        raw = self.words[ring : ring + 2 * self.samples].tolist()
+        raw = self.words[ring : ring + SAMPLE_WORDS * self.samples].tolist()
         # The writer may have gone on while we copied: leave out what it can have overwritten.
         start = max(0, self.words[base + SAMPLES] + 1 - self.samples)
-        times, queues = array("q"), array("q")
+        columns = [array("q") for _ in range(SAMPLE_WORDS)]
         for number in range(start, end):
-            slot = 2 * (number % self.samples)
-            times.append(raw[slot])
-            queues.append(raw[slot + 1])
-        return times, queues
+            slot = SAMPLE_WORDS * (number % self.samples)
+            for column, value in zip(columns, raw[slot : slot + SAMPLE_WORDS], strict=True):
+                column.append(value)
+        return History(*columns)
+
+    def line_origin_ns(self, link: int) -> int:
+        """When the link's present rate, rates or trace began."""
+        return self.words[self.link_base(link) + LINE_ORIGIN_NS]
 
     def read_fidelity(self) -> Fidelity:
         """The emulator's own lateness so far."""

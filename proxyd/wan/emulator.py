@@ -22,8 +22,9 @@ from proxyd.wan import counters as page
 from proxyd.wan.bottleneck import Bottleneck
 from proxyd.wan.counters import CounterPage
 from proxyd.wan.netns import PR_SET_PDEATHSIG, PR_SET_TIMERSLACK, prctl
+from proxyd.wan.policer import Policer, PolicerSpec
 from proxyd.wan.spec import LinkSpec
-from proxyd.wan.trace import FixedRate, Line, TraceLine, read_trace
+from proxyd.wan.trace import FixedRate, Line, RateSteps, StepLine, TraceLine, read_trace
 
 PACKETS_PER_WAKE = 64
 IDLE_WAIT_S = 0.05
@@ -34,8 +35,19 @@ def line_of(spec: LinkSpec, origin_ns: int) -> Line:
     """The service line that a specification describes."""
     if spec.rate_bytes_per_s is not None:
         return FixedRate(spec.rate_bytes_per_s, origin_ns)
-    assert spec.trace is not None, "LinkSpec holds exactly one of rate and trace"
+    if spec.rates is not None:
+        return StepLine(spec.rates, origin_ns)
+    assert spec.trace is not None, "LinkSpec holds exactly one of rate, rates and trace"
     return TraceLine(read_trace(spec.trace), origin_ns)
+
+
+def changed_line(change: dict[str, Any], now_ns: int) -> Line | None:
+    """The line that a live change asks for, from now on; None: the line stays."""
+    if change.get("rate_bytes_per_s") is not None:
+        return FixedRate(change["rate_bytes_per_s"], now_ns)
+    if change.get("rates") is not None:
+        return StepLine(RateSteps.from_json(change["rates"]), now_ns)
+    return None
 
 
 class Link:
@@ -47,12 +59,15 @@ class Link:
         self.bottleneck: Bottleneck[bytes] = Bottleneck(
             line_of(spec, now_ns), buffer_bytes=spec.buffer_bytes, delay_ns=spec.one_way_delay_ns
         )
+        self.line_origin_ns = now_ns
+        self.policer = None if spec.policer is None else Policer(spec.policer, now_ns)
         self.loss = spec.loss
         self.random = random.Random(spec.seed)
         self.down = False
         self.passed_packets = self.passed_bytes = 0
         self.dropped_packets = self.dropped_bytes = 0
         self.lost_packets = self.lost_bytes = 0
+        self.policed_packets = self.policed_bytes = 0
         self.peak_bytes = 0  # since the last sample
         self.peak_ever_bytes = 0
         self.samples = 0
@@ -63,6 +78,9 @@ class Link:
         if self.down:
             self.lost_packets += 1
             self.lost_bytes += length
+        elif self.policer is not None and not self.policer.admits(length, now_ns):
+            self.policed_packets += 1
+            self.policed_bytes += length
         elif self.bottleneck.offer(packet, length, now_ns):
             queue_bytes = self.bottleneck.queue_bytes(now_ns)
             if queue_bytes > self.peak_bytes:
@@ -98,6 +116,7 @@ class Emulator:
         for index, entry in enumerate(config["links"]):
             link = Link(index, LinkSpec.from_json(entry["spec"]), self.tuns[entry["to"]], now_ns)
             self.links.append(link)
+            self.words[self.page.link_base(index) + page.LINE_ORIGIN_NS] = now_ns
             self.route[self.tuns[entry["from"]]][entry["to"] + 1] = link
         self.late_bins = [0] * page.HISTOGRAM_BINS
         self.late_max_ns = 0
@@ -116,8 +135,7 @@ class Emulator:
                 due_ns = link.bottleneck.next_due_ns()
                 if due_ns is not None:
                     wait_s = min(wait_s, max(0, due_ns - now_ns) / 1e9)
-                    if link.peak_bytes or link.bottleneck.queue_bytes(now_ns):
-                        wait_s = min(wait_s, max(0, self.next_sample_ns - now_ns) / 1e9)
+                    wait_s = min(wait_s, max(0, self.next_sample_ns - now_ns) / 1e9)
             ready, _, _ = select.select(readers, [], [], wait_s)
             for fd in ready:
                 if fd == 0:
@@ -178,13 +196,21 @@ class Emulator:
             words[base + page.LOST_PACKETS] = link.lost_packets
             words[base + page.LOST_BYTES] = link.lost_bytes
             words[base + page.QUEUE_BYTES] = queue_bytes
+            words[base + page.POLICED_PACKETS] = link.policed_packets
+            words[base + page.POLICED_BYTES] = link.policed_bytes
+            words[base + page.CARRIED_BYTES] = link.bottleneck.accepted_bytes - queue_bytes
+            words[base + page.CAPACITY_BYTES] = link.bottleneck.capacity_bytes(now_ns)
             if link.peak_bytes > link.peak_ever_bytes:
                 link.peak_ever_bytes = link.peak_bytes
                 words[base + page.QUEUE_PEAK_BYTES] = link.peak_ever_bytes
-            if sampling and (link.peak_bytes or queue_bytes):
-                slot = self.page.ring_base(link.index) + 2 * (link.samples % self.page.samples)
+            if sampling:
+                slot = self.page.ring_base(link.index) + page.SAMPLE_WORDS * (link.samples % self.page.samples)
                 words[slot] = now_ns
                 words[slot + 1] = max(link.peak_bytes, queue_bytes)
+                words[slot + 2] = queue_bytes
+                words[slot + 3] = words[base + page.CARRIED_BYTES]
+                words[slot + 4] = words[base + page.CAPACITY_BYTES]
+                words[slot + 5] = link.dropped_packets + link.policed_packets
                 link.samples += 1
                 words[base + page.SAMPLES] = link.samples
                 link.peak_bytes = 0
@@ -206,9 +232,14 @@ class Emulator:
         for line in lines:
             change = json.loads(line)
             link = self.links[change["link"]]
-            if change.get("rate_bytes_per_s") is not None:
-                now_ns = time.monotonic_ns()
-                link.bottleneck.change_line(FixedRate(change["rate_bytes_per_s"], now_ns), now_ns)
+            now_ns = time.monotonic_ns()
+            new_line = changed_line(change, now_ns)
+            if new_line is not None:
+                link.bottleneck.change_line(new_line, now_ns)
+                self.words[self.page.link_base(link.index) + page.LINE_ORIGIN_NS] = link.line_origin_ns = now_ns
+            if "policer" in change:
+                spec = change["policer"]
+                link.policer = None if spec is None else Policer(PolicerSpec(**spec), now_ns)
             if change.get("loss") is not None:
                 link.loss = change["loss"]
             if change.get("down") is not None:

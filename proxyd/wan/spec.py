@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from proxyd.wan.errors import WanError
+from proxyd.wan.policer import PolicerSpec
+from proxyd.wan.trace import RateSteps
 
 HOSTS_PER_SITE_MAX = 250
 SITES_MAX = 250
@@ -24,10 +26,11 @@ def address(site: int, octet: int) -> str:
 class LinkSpec:
     """One direction between two sites.
 
-    Exactly one of ``rate_bytes_per_s`` (bytes of IP packets, headers included) and ``trace`` (a mahimahi-style file,
-    see :mod:`proxyd.wan.trace`) sets the rate. ``buffer_bytes`` is the drop-tail queue in front of the link,
-    ``one_way_delay_ns`` the propagation delay behind it. ``loss`` in [0, 1) is the chance that a packet that has
-    crossed the link is lost; ``seed`` makes that sequence repeatable.
+    Exactly one of ``rate_bytes_per_s`` (bytes of IP packets, headers included), ``trace`` (a mahimahi-style file, see
+    :mod:`proxyd.wan.trace`) and ``rates`` (a rate that changes at given times) sets the rate. ``buffer_bytes`` is the
+    drop-tail queue in front of the link, ``one_way_delay_ns`` the propagation delay behind it. ``loss`` in [0, 1) is
+    the chance that a packet that has crossed the link is lost; ``seed`` makes that sequence repeatable. ``policer``
+    drops what exceeds a contract before it gets to the queue.
     """
 
     rate_bytes_per_s: int | None
@@ -36,12 +39,14 @@ class LinkSpec:
     buffer_bytes: int
     loss: float = 0.0
     seed: int = 1
+    rates: RateSteps | None = None
+    policer: PolicerSpec | None = None
 
     def __post_init__(self) -> None:
-        if (self.rate_bytes_per_s is None) == (self.trace is None):
+        if sum(value is not None for value in (self.rate_bytes_per_s, self.trace, self.rates)) != 1:
             raise WanError(
-                f"a link needs exactly one of rate_bytes_per_s (got {self.rate_bytes_per_s}) and trace "
-                f"(got {self.trace}); give one of them"
+                f"a link needs exactly one of rate_bytes_per_s (got {self.rate_bytes_per_s}), trace "
+                f"(got {self.trace}) and rates (got {self.rates}); give one of them"
             )
         if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
             raise WanError(
@@ -58,10 +63,18 @@ class LinkSpec:
         """Plain values for the emulator's configuration."""
         fields = asdict(self)
         fields["trace"] = None if self.trace is None else str(self.trace)
+        fields["rates"] = None if self.rates is None else self.rates.to_json()
         return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> LinkSpec:
         """The inverse of :meth:`to_json`."""
-        trace = fields["trace"]
-        return cls(**{**fields, "trace": None if trace is None else Path(trace)})
+        trace, rates, policer = fields["trace"], fields["rates"], fields["policer"]
+        return cls(
+            **{
+                **fields,
+                "trace": None if trace is None else Path(trace),
+                "rates": None if rates is None else RateSteps.from_json(rates),
+                "policer": None if policer is None else PolicerSpec(**policer),
+            }
+        )

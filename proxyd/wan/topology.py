@@ -24,11 +24,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from proxyd.wan.counters import GENERATION, READY, UNROUTABLE, CounterPage, Fidelity, LinkCounters
 from proxyd.wan.errors import WanError
+from proxyd.wan.history import History
 from proxyd.wan.netns import find_ip
+from proxyd.wan.policer import PolicerSpec
 from proxyd.wan.spec import (
     FDS_PER_MESSAGE,
     HOSTS_PER_SITE_MAX,
@@ -37,7 +39,7 @@ from proxyd.wan.spec import (
     LinkSpec,
     address,
 )
-from proxyd.wan.trace import TraceLine, read_trace
+from proxyd.wan.trace import RateSteps, TraceLine, read_trace
 
 _ENTER = str(Path(__file__).with_name("_enter.py"))
 _REPLY_TIMEOUT_S = 30.0
@@ -306,12 +308,19 @@ class Wan:
         page = self._counter_page()
         return {name: page.read_link(index) for name, index in self._link_index.items()}
 
-    def queue_samples(self, src: str, dst: str) -> tuple[array[int], array[int]]:
-        """The queue over time: CLOCK_MONOTONIC times in ns and bytes, oldest first, the last ``samples`` of them.
+    def history(self, src: str, dst: str) -> History:
+        """What the link did over time: the last ``samples`` intervals."""
+        return self._counter_page().read_history(self._index(src, dst))
 
-        Each value is the longest queue since the sample before it; a gap means an empty queue.
-        """
-        return self._counter_page().read_queue(self._index(src, dst))
+    def queue_samples(self, src: str, dst: str) -> tuple[array[int], array[int]]:
+        """The queue over time: CLOCK_MONOTONIC times in ns and bytes, oldest first; each value is the longest queue
+        since the sample before it."""
+        history = self.history(src, dst)
+        return history.times_ns, history.peak_bytes
+
+    def line_origin_ns(self, src: str, dst: str) -> int:
+        """CLOCK_MONOTONIC time at which the link's present rate, rates or trace began."""
+        return self._counter_page().line_origin_ns(self._index(src, dst))
 
     def fidelity(self) -> Fidelity:
         """How late the emulator was against its own clock, since the WAN was built."""
@@ -327,14 +336,18 @@ class Wan:
         dst: str,
         *,
         rate_bytes_per_s: int | None = None,
+        rates: RateSteps | None = None,
         loss: float | None = None,
         down: bool | None = None,
+        policer: PolicerSpec | Literal["keep"] | None = "keep",
     ) -> None:
-        """Change a live link; None leaves a value as it is. In force when this returns.
+        """Change a live link; None (``"keep"``) leaves a value as it is. In force when this returns.
 
-        A new rate (also on a link with a trace, which it replaces) applies to the queue too. ``down`` loses everything,
-        what is in flight included.
+        A new rate, or rates that begin now (also on a link with a trace, which they replace), apply to the queue too.
+        ``down`` loses everything, what is in flight included. ``policer`` None takes a policer away.
         """
+        if rate_bytes_per_s is not None and rates is not None:
+            raise WanError("give rate_bytes_per_s or rates, not both")
         if rate_bytes_per_s is not None and rate_bytes_per_s <= 0:
             raise WanError(f"rate_bytes_per_s must be > 0, got {rate_bytes_per_s}; use down=True for a cut")
         if loss is not None and not 0.0 <= loss < 1.0:
@@ -343,13 +356,16 @@ class Wan:
         with self._lock:
             self._generation += 1
             generation = self._generation
-        change = {
+        change: dict[str, Any] = {
             "link": self._index(src, dst),
             "rate_bytes_per_s": rate_bytes_per_s,
+            "rates": None if rates is None else rates.to_json(),
             "loss": loss,
             "down": down,
             "generation": generation,
         }
+        if policer != "keep":
+            change["policer"] = None if policer is None else policer.to_json()
         self._request({"op": "link", "change": change})
         self._wait_for(lambda: page.words[GENERATION] >= generation, f"the emulator did not change {src}->{dst}")
 

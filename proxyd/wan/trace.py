@@ -2,7 +2,7 @@
 
 A *line* is a non-decreasing step function from time to bytes and its inverse. The two are a Galois pair:
 ``time_for(p)`` is the first nanosecond at which ``bytes_by`` is at least ``p``. The bottleneck needs nothing else, so a
-fixed rate and a recorded trace behave alike.
+fixed rate, a series of rates and a recorded trace behave alike.
 
 Trace files are in mahimahi's format: one integer per line, the millisecond at which the link can carry one more packet
 of 1504 bytes; the same millisecond may occur often; the file repeats with a period of its last entry.
@@ -10,11 +10,12 @@ of 1504 bytes; the same millisecond may occur often; the file repeats with a per
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxyd.wan.errors import WanError
 
@@ -96,6 +97,99 @@ class TraceLine:
         line = TraceLine.__new__(TraceLine)
         line.times_ns, line.period_ns = self.times_ns, self.period_ns
         line.origin_ns, line.opportunity_bytes = origin_ns, self.opportunity_bytes
+        return line
+
+
+@dataclass(frozen=True)
+class RateSteps:
+    """A rate that changes at given times: ``(duration_ns, rate_bytes_per_s)`` pieces, one after another.
+
+    ``repeat``: from the beginning again after the last one; else the last rate holds for ever. A rate of 0 is an
+    outage; it may not last for ever. Raises :class:`WanError` for pieces that no link can follow.
+    """
+
+    pieces: tuple[tuple[int, int], ...]
+    repeat: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.pieces or any(duration_ns <= 0 or rate < 0 for duration_ns, rate in self.pieces):
+            raise WanError("rate steps need at least one piece, each with a duration > 0 ns and a rate >= 0 bytes/s")
+        if self.repeat and all(duration_ns * rate < NS_PER_S for duration_ns, rate in self.pieces):
+            raise WanError("rate steps that repeat must carry something: give one piece a rate > 0")
+        if not self.repeat and self.pieces[-1][1] == 0:
+            raise WanError("the last rate holds for ever, so it must be > 0; use set_link(down=True) for a cut")
+
+    @classmethod
+    def evenly(cls, rates_bytes_per_s: Iterable[float], step_ns: int, *, repeat: bool = True) -> RateSteps:
+        """Rates that hold ``step_ns`` each, as the trace generators give them."""
+        return cls(tuple((step_ns, int(rate)) for rate in rates_bytes_per_s), repeat)
+
+    @property
+    def mean_bytes_per_s(self) -> int:
+        """Over one run through all pieces."""
+        total_ns = sum(duration_ns for duration_ns, _ in self.pieces)
+        return sum(duration_ns * rate for duration_ns, rate in self.pieces) // total_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"pieces": [list(piece) for piece in self.pieces], "repeat": self.repeat}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RateSteps:
+        """The inverse of :meth:`to_json`."""
+        return cls(tuple((duration_ns, rate) for duration_ns, rate in fields["pieces"]), fields["repeat"])
+
+
+class StepLine:
+    """The line of :class:`RateSteps`, in integer arithmetic; each piece carries a whole number of bytes."""
+
+    __slots__ = ("_bytes", "_rates", "_starts_ns", "origin_ns", "period_bytes", "period_ns")
+
+    def __init__(self, steps: RateSteps, origin_ns: int) -> None:
+        self._rates = [rate for _, rate in steps.pieces]
+        self._starts_ns = [0]
+        self._bytes = [0]
+        for duration_ns, rate in steps.pieces:
+            self._starts_ns.append(self._starts_ns[-1] + duration_ns)
+            self._bytes.append(self._bytes[-1] + duration_ns * rate // NS_PER_S)
+        self.period_ns = self._starts_ns.pop()
+        self.period_bytes = self._bytes[-1]
+        if not steps.repeat:
+            # The last piece is open: no period, and its end is nobody's limit.
+            self.period_ns = self.period_bytes = 0
+            self._bytes.pop()
+        self.origin_ns = origin_ns
+
+    def bytes_by(self, time_ns: int) -> int:
+        since_ns = time_ns - self.origin_ns
+        if since_ns <= 0:
+            return 0
+        before_bytes = 0
+        if self.period_ns:
+            cycles, since_ns = divmod(since_ns, self.period_ns)
+            before_bytes = cycles * self.period_bytes
+        piece = bisect_right(self._starts_ns, since_ns) - 1
+        within_ns = since_ns - self._starts_ns[piece]
+        return before_bytes + self._bytes[piece] + within_ns * self._rates[piece] // NS_PER_S
+
+    def time_for(self, position_bytes: int) -> int:
+        if position_bytes <= 0:
+            return self.origin_ns
+        start_ns = self.origin_ns
+        if self.period_ns:
+            # 1 to period_bytes within a cycle: the last byte of a cycle belongs to it, not to the next one.
+            cycles, rest = divmod(position_bytes - 1, self.period_bytes)
+            position_bytes = rest + 1
+            start_ns += cycles * self.period_ns
+        piece = bisect_left(self._bytes, position_bytes) - 1
+        rest_bytes = position_bytes - self._bytes[piece]
+        return start_ns + self._starts_ns[piece] - (-rest_bytes * NS_PER_S // self._rates[piece])
+
+    def restarted(self, origin_ns: int) -> StepLine:
+        line = StepLine.__new__(StepLine)
+        for name in ("_bytes", "_rates", "_starts_ns", "period_bytes", "period_ns"):
+            setattr(line, name, getattr(self, name))
+        line.origin_ns = origin_ns
         return line
 
 

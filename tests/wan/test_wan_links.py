@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from proxyd.wan import Host, LinkSpec, Wan, WanError, available
+from proxyd.wan import Host, LinkSpec, PolicerSpec, RateSteps, Wan, WanError, available
+from proxyd.wan.cross import CrossTraffic
 from proxyd.wan.trace import write_trace
 
 REASON = available()
@@ -131,6 +133,13 @@ def test_a_shallow_buffer_drops_and_the_queue_is_seen(wan: Wan) -> None:
     assert max(queues) == counters.queue_peak_bytes
     assert list(times) == sorted(times)
     assert all(0 <= queue <= 200_000 for queue in queues)
+    history = wan.history("a", "b")
+    p50, p99 = history.queue_quantiles([0.5, 0.99], times[0], times[-1])
+    assert p50 <= p99 <= 200_000
+    assert history.drops(times[0], times[-1]) == counters.dropped_packets
+    # What has left the queue is on its way or there.
+    assert counters.carried_bytes >= counters.passed_bytes
+    assert 0 < history.used(times[0], times[-1]) <= 1
 
 
 def test_one_way_delay(wan: Wan) -> None:
@@ -163,6 +172,61 @@ def test_random_loss_and_a_cut_are_live_and_counted(wan: Wan) -> None:
 def test_a_live_change_of_rate(wan: Wan) -> None:
     wan.set_link("a", "b", rate_bytes_per_s=RATE // 5)
     assert transfer_rate(wan, 4_000_000, pace=RATE)[0] <= RATE // 5
+
+
+def test_rates_that_change_by_themselves(wan: Wan) -> None:
+    """Full, then a quarter from 1 s on: the link's own account of what it could carry and did."""
+    pieces = ((1_000_000_000, RATE), (1_000_000_000, RATE // 4))
+    with CrossTraffic(wan, ("a", 0), ("b", 0)) as cross:
+        cross.flood(RATE // 2)
+        wan.set_link("a", "b", rates=RateSteps(pieces, repeat=False))
+        start_ns = wan.line_origin_ns("a", "b")
+        time.sleep(2.1)
+        history = wan.history("a", "b")
+    second = 1_000_000_000
+    assert history.capacity(start_ns, start_ns + second) == pytest.approx(RATE, rel=0.01)
+    assert history.capacity(start_ns + second, start_ns + 2 * second) == pytest.approx(RATE / 4, rel=0.01)
+    # Unpaced by anybody: half of the fast link, all of the slow one.
+    assert history.used(start_ns, start_ns + second) == pytest.approx(0.5, abs=0.1)
+    assert history.used(start_ns + second + second // 10, start_ns + 2 * second) > 0.95
+    assert history.drops(start_ns, start_ns + second) == 0
+    assert history.drops(start_ns + second, start_ns + 2 * second) > 0
+
+
+def test_a_policer_drops_without_a_queue_and_can_be_taken_away(wan: Wan) -> None:
+    contract = PolicerSpec(RATE // 5, 100_000)
+    wan.set_link("a", "b", policer=contract)
+    before = wan.counters()["a->b"]
+    with CrossTraffic(wan, ("a", 0), ("b", 0)) as cross:
+        cross.flood(RATE // 2)
+        time.sleep(1.0)
+        policed = wan.counters()["a->b"].since(before)
+        wan.set_link("a", "b", policer=None)
+        before = wan.counters()["a->b"]
+        time.sleep(0.5)
+        free = wan.counters()["a->b"].since(before)
+    assert policed.policed_packets > 0
+    assert policed.dropped_packets == policed.lost_packets == 0
+    share = policed.policed_bytes / (policed.policed_bytes + policed.carried_bytes)
+    # Three fifths of the stream exceed the contract, but for the burst.
+    assert 0.4 < share < 0.65
+    assert free.policed_packets == 0
+    assert free.carried_bytes > 0
+
+
+def test_cross_traffic_takes_its_part(wan: Wan) -> None:
+    with CrossTraffic(wan, ("a", 1), ("b", 0)) as cross:
+        cross.tcp("cubic")
+        time.sleep(1.5)
+        before = wan.counters()["a->b"]
+        time.sleep(0.5)
+        alone = wan.counters()["a->b"].since(before)
+        cross.tcp("")
+        time.sleep(0.3)
+        before = wan.counters()["a->b"]
+        time.sleep(0.3)
+        assert wan.counters()["a->b"].since(before).carried_bytes < 10_000
+    assert alone.carried_bytes > 0.5 * alone.capacity_bytes
 
 
 def test_a_trace_sets_the_rate(tmp_path: Path) -> None:

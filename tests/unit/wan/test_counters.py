@@ -24,26 +24,29 @@ def test_links_do_not_overlap(page: CounterPage) -> None:
         base = page.link_base(link)
         for word in range(counters.LINK_WORDS):
             page.words[base + word] = 100 * (link + 1) + word
-        for word in range(16):
+        for word in range(counters.SAMPLE_WORDS * page.samples):
             page.words[page.ring_base(link) + word] = -1
     first, second = page.read_link(0), page.read_link(1)
     assert first.passed_packets == 100
     assert first.queue_peak_bytes == 107
     assert second.dropped_packets == 202
+    assert second.capacity_bytes == 211
     assert second.since(first).dropped_packets == 100
+    assert second.since(first).queue_bytes == second.queue_bytes
     assert sum(page.words[counters.HEADER_WORDS : page.link_base(0)].tolist()) == 0
 
 
 def test_the_queue_ring_keeps_the_newest(page: CounterPage) -> None:
     base, ring = page.link_base(1), page.ring_base(1)
     for number in range(21):
-        page.words[ring + 2 * (number % 8)] = number
-        page.words[ring + 2 * (number % 8) + 1] = number * 10
+        for word in range(counters.SAMPLE_WORDS):
+            page.words[ring + counters.SAMPLE_WORDS * (number % 8) + word] = number * 10**word
         page.words[base + counters.SAMPLES] = number + 1
-    times, queues = page.read_queue(1)
-    assert times.tolist() == [14, 15, 16, 17, 18, 19, 20]  # one slot short of full: the writer may be in it
-    assert queues.tolist() == [time * 10 for time in times]
-    assert page.read_queue(0)[0].tolist() == []
+    history = page.read_history(1)
+    assert history.times_ns.tolist() == [14, 15, 16, 17, 18, 19, 20]  # one short of full: the writer may be in it
+    assert history.peak_bytes.tolist() == [time * 10 for time in history.times_ns]
+    assert history.dropped_packets.tolist() == [time * 10**5 for time in history.times_ns]
+    assert page.read_history(0).times_ns.tolist() == []
 
 
 def test_quantiles_of_the_histogram() -> None:

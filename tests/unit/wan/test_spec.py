@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 
-from proxyd.wan import LinkSpec, Wan, WanError
+from proxyd.wan import LinkSpec, PolicerSpec, RateSteps, Wan, WanError
 
 GOOD: dict[str, Any] = {"rate_bytes_per_s": 1, "trace": None, "one_way_delay_ns": 0, "buffer_bytes": 1}
 
 
 def test_a_spec_survives_json() -> None:
-    for spec in (LinkSpec(**GOOD), LinkSpec(None, Path("x.trace"), 5, 6, 0.5, 9)):
+    steps = RateSteps(((5, 10**9), (7, 0)))
+    for spec in (
+        LinkSpec(**GOOD),
+        LinkSpec(None, Path("x.trace"), 5, 6, 0.5, 9),
+        LinkSpec(None, None, 5, 6, rates=steps, policer=PolicerSpec(1, 2)),
+    ):
         assert LinkSpec.from_json(spec.to_json()) == spec
 
 
@@ -20,6 +25,7 @@ def test_a_spec_survives_json() -> None:
     [
         ({"trace": Path("x")}, "exactly one"),
         ({"rate_bytes_per_s": None}, "exactly one"),
+        ({"rates": RateSteps(((1, 10**9),))}, "exactly one"),
         ({"rate_bytes_per_s": 0}, "rate_bytes_per_s must be > 0"),
         ({"one_way_delay_ns": -1}, "one_way_delay_ns"),
         ({"buffer_bytes": 0}, "buffer_bytes"),

@@ -7,7 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyd.wan.errors import WanError
-from proxyd.wan.trace import OPPORTUNITY_BYTES, FixedRate, Line, TraceLine, opportunities, read_trace, write_trace
+from proxyd.wan.trace import (
+    OPPORTUNITY_BYTES,
+    FixedRate,
+    Line,
+    RateSteps,
+    StepLine,
+    TraceLine,
+    opportunities,
+    read_trace,
+    write_trace,
+)
+
+pieces = st.lists(
+    st.tuples(st.integers(1, 10**9), st.sampled_from([0, 1, 10**3, 10**6, 10**9])), min_size=1, max_size=9
+)
+
+
+def carries_something(line: tuple[list[tuple[int, int]], bool]) -> bool:
+    parts, repeat = line
+    return any(ns * rate >= 10**9 for ns, rate in parts) if repeat else parts[-1][1] > 0
+
 
 lines: st.SearchStrategy[Line] = st.one_of(
     st.builds(FixedRate, st.integers(1, 10**10), st.integers(0, 10**15)),
@@ -15,6 +35,9 @@ lines: st.SearchStrategy[Line] = st.one_of(
     .map(sorted)
     .filter(lambda times: times[-1] > 0)
     .flatmap(lambda times: st.builds(TraceLine, st.just(times), st.integers(0, 10**15), st.integers(1, 9000))),
+    st.tuples(pieces, st.booleans())
+    .filter(carries_something)
+    .flatmap(lambda line: st.builds(StepLine, st.just(RateSteps(tuple(line[0]), line[1])), st.integers(0, 10**15))),
 )
 
 
@@ -75,3 +98,21 @@ def test_a_bad_trace_is_named(tmp_path: Path, text: str, said: str) -> None:
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(WanError, match=r"nowhere\.trace"):
         read_trace(tmp_path / "nowhere.trace")
+
+
+def test_rate_steps_carry_their_rates_and_repeat_or_hold() -> None:
+    steps = ((10**9, 1000), (10**9, 0), (2 * 10**9, 500))
+    repeating, holding = StepLine(RateSteps(steps), 0), StepLine(RateSteps(steps, repeat=False), 0)
+    seconds = (0, 1, 2, 3, 4, 5, 7)
+    assert [repeating.bytes_by(second * 10**9) for second in seconds] == [0, 1000, 1000, 1500, 2000, 3000, 3500]
+    assert [holding.bytes_by(second * 10**9) for second in seconds] == [0, 1000, 1000, 1500, 2000, 2500, 3500]
+    # The byte after the outage leaves 2 ms into the next piece.
+    assert repeating.time_for(1001) == 2 * 10**9 + 2 * 10**6
+    assert RateSteps(steps).mean_bytes_per_s == 500
+    assert RateSteps.evenly([1000.0, 500.5], 10**8).pieces == ((10**8, 1000), (10**8, 500))
+
+
+@pytest.mark.parametrize("steps", [((), True), (((0, 5),), True), (((10**9, 0),), True), (((5, 10**9), (5, 0)), False)])
+def test_rate_steps_that_no_link_can_follow_are_refused(steps: tuple[tuple[tuple[int, int], ...], bool]) -> None:
+    with pytest.raises(WanError, match="rate"):
+        RateSteps(*steps)
