@@ -10,8 +10,13 @@ from proxyd.runtime.metrics import Labels, MetricFamily, build_info, counter, ga
 from proxyd.wire.envelope import TrafficClass
 
 
-def agent_families(status: AgentStatus, hub: ClientHub, coordinators: Iterable[tuple[str, bool]]) -> list[MetricFamily]:
-    """One scrape's families."""
+def agent_families(
+    status: AgentStatus, hub: ClientHub, coordinators: Iterable[tuple[str, bool]], *, slow_start_after_idle: bool
+) -> list[MetricFamily]:
+    """One scrape's families.
+
+    :param slow_start_after_idle: the kernel takes TCP's window back during pauses.
+    """
     transfers: list[tuple[Labels, float]] = []
     nbytes: list[tuple[Labels, float]] = []
     for link, traffic, ok, count, total_bytes in status.done:
@@ -72,6 +77,12 @@ def agent_families(status: AgentStatus, hub: ClientHub, coordinators: Iterable[t
             "proxyd_coordinator_up",
             "1 while the control session stands.",
             [({"coordinator": address}, int(connected)) for address, connected in coordinators],
+        ),
+        gauge(
+            "proxyd_agent_slow_start_after_idle",
+            "1 when the kernel shrinks TCP's window during pauses, so that slots begin cold; set "
+            "net.ipv4.tcp_slow_start_after_idle = 0.",
+            [({}, int(slow_start_after_idle))],
         ),
         gauge(
             "proxyd_arena_bytes",

@@ -180,6 +180,13 @@ class Agent:
                 congestion_control=congestion_control,
             ),
         )
+        if tcp.slow_start_after_idle():
+            _log.warning(
+                "net.ipv4.tcp_slow_start_after_idle is 1: the kernel forgets each connection's window during pauses, "
+                "and slots under grants begin after pauses. Bursts take up to twice as long. Set it to 0 in the "
+                "agent's network namespace (deploy/sysctl/90-proxyd.conf)",
+                extra=fields(congestion_control=congestion_control),
+            )
 
     def facts(self) -> dict[str, object]:
         """What a parent process wants to know."""
@@ -226,6 +233,7 @@ class Agent:
             self.machine.status(time.monotonic_ns()),
             self.hub,
             [(address, address in connected) for address in self._section.coordinators],
+            slow_start_after_idle=tcp.slow_start_after_idle(),
         )
 
     async def _keep_house(self) -> None:

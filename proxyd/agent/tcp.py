@@ -153,6 +153,11 @@ def choose_congestion_control(configured: str, slow_start_after_idle: str, avail
     return "bbr" if "bbr" in names else ("cubic" if "cubic" in names else "")
 
 
+def slow_start_after_idle() -> bool:
+    """Whether this network namespace's kernel shrinks a connection's window after one RTO of silence (RFC 2861)."""
+    return read_sysctl("tcp_slow_start_after_idle", "1") != "0"
+
+
 def congestion_control_here(configured: str) -> str:
     """:func:`choose_congestion_control` for this network namespace; "" leaves the kernel's default."""
     return choose_congestion_control(

@@ -37,6 +37,12 @@ def test_congestion_control_follows_what_idleness_does(
     assert tcp.choose_congestion_control(configured, slow_start, available) == chosen
 
 
+@pytest.mark.parametrize(("value", "on"), [("0", False), ("1", True), ("", True)])
+def test_a_kernel_that_forgets_windows_is_noticed(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
+    monkeypatch.setattr(tcp, "read_sysctl", lambda name, default="": value)
+    assert tcp.slow_start_after_idle() is on
+
+
 def test_unsent_bytes_are_bounded_by_some_milliseconds() -> None:
     assert tcp.notsent_limit_bytes(0) == 4 << 20
     assert tcp.notsent_limit_bytes(1000) == 16 << 10
