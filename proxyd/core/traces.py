@@ -133,6 +133,16 @@ class RateTrace:
         return self._bytes_per_period * NANOS // self.period_ns if self.period_ns else self._rates[-1]
 
     @property
+    def starts_ns(self) -> tuple[int, ...]:
+        """When each piece begins, from the origin."""
+        return self._starts
+
+    @property
+    def rates_bytes_per_s(self) -> tuple[int, ...]:
+        """Of each piece."""
+        return self._rates
+
+    @property
     def constant(self) -> bool:
         """It never changes."""
         return len(self._rates) == 1

@@ -24,7 +24,7 @@ from proxyd.wan.counters import CounterPage
 from proxyd.wan.netns import PR_SET_PDEATHSIG, PR_SET_TIMERSLACK, prctl
 from proxyd.wan.policer import Policer, PolicerSpec
 from proxyd.wan.spec import LinkSpec
-from proxyd.wan.trace import FixedRate, Line, RateSteps, StepLine, TraceLine, read_trace
+from proxyd.wan.trace import FixedRate, Line, RateSteps, TraceLine, read_trace
 
 PACKETS_PER_WAKE = 64
 IDLE_WAIT_S = 0.05
@@ -36,7 +36,7 @@ def line_of(spec: LinkSpec, origin_ns: int) -> Line:
     if spec.rate_bytes_per_s is not None:
         return FixedRate(spec.rate_bytes_per_s, origin_ns)
     if spec.rates is not None:
-        return StepLine(spec.rates, origin_ns)
+        return spec.rates.line(origin_ns)
     assert spec.trace is not None, "LinkSpec holds exactly one of rate, rates and trace"
     return TraceLine(read_trace(spec.trace), origin_ns)
 
@@ -46,7 +46,7 @@ def changed_line(change: dict[str, Any], now_ns: int) -> Line | None:
     if change.get("rate_bytes_per_s") is not None:
         return FixedRate(change["rate_bytes_per_s"], now_ns)
     if change.get("rates") is not None:
-        return StepLine(RateSteps.from_json(change["rates"]), now_ns)
+        return RateSteps.from_json(change["rates"]).line(now_ns)
     return None
 
 

@@ -10,13 +10,14 @@ of 1504 bytes; the same millisecond may occur often; the file repeats with a per
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxyd.core.traces import RateTrace
 from proxyd.wan.errors import WanError
 
 NS_PER_S = 1_000_000_000
@@ -120,15 +121,18 @@ class RateSteps:
             raise WanError("the last rate holds for ever, so it must be > 0; use set_link(down=True) for a cut")
 
     @classmethod
-    def evenly(cls, rates_bytes_per_s: Iterable[float], step_ns: int, *, repeat: bool = True) -> RateSteps:
-        """Rates that hold ``step_ns`` each, as the trace generators give them."""
-        return cls(tuple((step_ns, int(rate)) for rate in rates_bytes_per_s), repeat)
+    def of(cls, trace: RateTrace) -> RateSteps:
+        """A rate trace, as the simulator plays it."""
+        starts_ns = trace.starts_ns
+        ends_ns = [*starts_ns[1:], trace.period_ns or starts_ns[-1] + NS_PER_S]
+        lengths_ns = (end - start for start, end in zip(starts_ns, ends_ns, strict=True))
+        return cls(tuple(zip(lengths_ns, trace.rates_bytes_per_s, strict=True)), repeat=bool(trace.period_ns))
 
-    @property
-    def mean_bytes_per_s(self) -> int:
-        """Over one run through all pieces."""
-        total_ns = sum(duration_ns for duration_ns, _ in self.pieces)
-        return sum(duration_ns * rate for duration_ns, rate in self.pieces) // total_ns
+    def line(self, origin_ns: int) -> RateTrace:
+        """The service line that begins at ``origin_ns``."""
+        starts_ns = [0, *accumulate(duration_ns for duration_ns, _ in self.pieces)]
+        period_ns = starts_ns.pop()
+        return RateTrace(starts_ns, [rate for _, rate in self.pieces], period_ns if self.repeat else 0, origin_ns)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -138,59 +142,6 @@ class RateSteps:
     def from_json(cls, fields: dict[str, Any]) -> RateSteps:
         """The inverse of :meth:`to_json`."""
         return cls(tuple((duration_ns, rate) for duration_ns, rate in fields["pieces"]), fields["repeat"])
-
-
-class StepLine:
-    """The line of :class:`RateSteps`, in integer arithmetic; each piece carries a whole number of bytes."""
-
-    __slots__ = ("_bytes", "_rates", "_starts_ns", "origin_ns", "period_bytes", "period_ns")
-
-    def __init__(self, steps: RateSteps, origin_ns: int) -> None:
-        self._rates = [rate for _, rate in steps.pieces]
-        self._starts_ns = [0]
-        self._bytes = [0]
-        for duration_ns, rate in steps.pieces:
-            self._starts_ns.append(self._starts_ns[-1] + duration_ns)
-            self._bytes.append(self._bytes[-1] + duration_ns * rate // NS_PER_S)
-        self.period_ns = self._starts_ns.pop()
-        self.period_bytes = self._bytes[-1]
-        if not steps.repeat:
-            # The last piece is open: no period, and its end is nobody's limit.
-            self.period_ns = self.period_bytes = 0
-            self._bytes.pop()
-        self.origin_ns = origin_ns
-
-    def bytes_by(self, time_ns: int) -> int:
-        since_ns = time_ns - self.origin_ns
-        if since_ns <= 0:
-            return 0
-        before_bytes = 0
-        if self.period_ns:
-            cycles, since_ns = divmod(since_ns, self.period_ns)
-            before_bytes = cycles * self.period_bytes
-        piece = bisect_right(self._starts_ns, since_ns) - 1
-        within_ns = since_ns - self._starts_ns[piece]
-        return before_bytes + self._bytes[piece] + within_ns * self._rates[piece] // NS_PER_S
-
-    def time_for(self, position_bytes: int) -> int:
-        if position_bytes <= 0:
-            return self.origin_ns
-        start_ns = self.origin_ns
-        if self.period_ns:
-            # 1 to period_bytes within a cycle: the last byte of a cycle belongs to it, not to the next one.
-            cycles, rest = divmod(position_bytes - 1, self.period_bytes)
-            position_bytes = rest + 1
-            start_ns += cycles * self.period_ns
-        piece = bisect_left(self._bytes, position_bytes) - 1
-        rest_bytes = position_bytes - self._bytes[piece]
-        return start_ns + self._starts_ns[piece] - (-rest_bytes * NS_PER_S // self._rates[piece])
-
-    def restarted(self, origin_ns: int) -> StepLine:
-        line = StepLine.__new__(StepLine)
-        for name in ("_bytes", "_rates", "_starts_ns", "period_bytes", "period_ns"):
-            setattr(line, name, getattr(self, name))
-        line.origin_ns = origin_ns
-        return line
 
 
 def read_trace(path: Path) -> list[int]:

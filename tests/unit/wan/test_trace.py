@@ -12,7 +12,6 @@ from proxyd.wan.trace import (
     FixedRate,
     Line,
     RateSteps,
-    StepLine,
     TraceLine,
     opportunities,
     read_trace,
@@ -37,7 +36,7 @@ lines: st.SearchStrategy[Line] = st.one_of(
     .flatmap(lambda times: st.builds(TraceLine, st.just(times), st.integers(0, 10**15), st.integers(1, 9000))),
     st.tuples(pieces, st.booleans())
     .filter(carries_something)
-    .flatmap(lambda line: st.builds(StepLine, st.just(RateSteps(tuple(line[0]), line[1])), st.integers(0, 10**15))),
+    .flatmap(lambda line: st.integers(0, 10**15).map(RateSteps(tuple(line[0]), line[1]).line)),
 )
 
 
@@ -102,14 +101,18 @@ def test_a_missing_trace_is_named(tmp_path: Path) -> None:
 
 def test_rate_steps_carry_their_rates_and_repeat_or_hold() -> None:
     steps = ((10**9, 1000), (10**9, 0), (2 * 10**9, 500))
-    repeating, holding = StepLine(RateSteps(steps), 0), StepLine(RateSteps(steps, repeat=False), 0)
+    repeating, holding = RateSteps(steps).line(0), RateSteps(steps, repeat=False).line(0)
     seconds = (0, 1, 2, 3, 4, 5, 7)
     assert [repeating.bytes_by(second * 10**9) for second in seconds] == [0, 1000, 1000, 1500, 2000, 3000, 3500]
     assert [holding.bytes_by(second * 10**9) for second in seconds] == [0, 1000, 1000, 1500, 2000, 2500, 3500]
     # The byte after the outage leaves 2 ms into the next piece.
     assert repeating.time_for(1001) == 2 * 10**9 + 2 * 10**6
-    assert RateSteps(steps).mean_bytes_per_s == 500
-    assert RateSteps.evenly([1000.0, 500.5], 10**8).pieces == ((10**8, 1000), (10**8, 500))
+
+
+@pytest.mark.parametrize("repeat", [True, False])
+def test_a_rate_trace_goes_there_and_back(repeat: bool) -> None:
+    steps = RateSteps(((10**9, 1000), (5, 0), (10**9, 500)), repeat)
+    assert RateSteps.of(steps.line(77)) == steps
 
 
 @pytest.mark.parametrize("steps", [((), True), (((0, 5),), True), (((10**9, 0),), True), (((5, 10**9), (5, 0)), False)])
