@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
+from proxyd.core.policy import Policy
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
 
@@ -49,7 +50,25 @@ class SessionClosed:
     reason: str
 
 
-CoordinatorEvent: TypeAlias = TimePassed | SessionOpened | SessionMessage | SessionClosed
+@dataclasses.dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """What the operator wants of jobs and links, from now on: at start, and whenever it was read anew."""
+
+    policy: Policy
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalTime:
+    """Which minute of the week it is where the links' calendars count (0: Monday 00:00).
+
+    Said at start, at each boundary of a window and at least once a minute, so that a stepped wall clock or a change to
+    summer time is followed. The machine itself keeps no wall clock.
+    """
+
+    minute_of_week: int
+
+
+CoordinatorEvent: TypeAlias = TimePassed | SessionOpened | SessionMessage | SessionClosed | PolicyChanged | LocalTime
 
 # ----------------------------------------------------------------------------------- agent machine
 
