@@ -5,6 +5,11 @@ dataclasses and the generated code: a field added on one side only fails at once
 is believed only after each field was checked: a missing part, an unknown kind or enum value, a number beyond anything
 real raises :class:`TranslateError`, and the session ends with that text. Numbers are unsigned on the wire: a negative
 one cannot come in; one that would go out is a bug of ours and raises InternalError.
+
+**Cheap.** A coordinator translates some ten thousand messages a second. So a message is read and checked by a few calls
+that loop in C (``attrgetter``, ``any(map(gt, ...))``), parts are filled in place instead of being built and copied, and
+names that were found good once are not looked at again. What is wrong with a message is found out by a second, slower
+look.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter, gt, itemgetter
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -28,12 +34,11 @@ from proxyd.wire.envelope import MAX_JOB_BYTES, TrafficClass
 PROTOCOL_VERSION = 1
 MAX_NAME_BYTES = 63
 MAX_REASON_BYTES = 4096
+MAX_KNOWN_NAMES = 4096
 MAX_BATCH_MESSAGES = 100_000
 """A registration of every endpoint of a large agent fits many times over; more is an attack or a bug."""
 
-_U32 = (1 << 32) - 1
 _U63 = (1 << 63) - 1
-_U64 = (1 << 64) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -60,31 +65,28 @@ class _BadField(Exception):
 
 
 class _Codec(NamedTuple):
-    """``encode(core value) -> constructor argument``; ``decode(protobuf value) -> core value``, or _BadField."""
+    """How one field crosses; what is None needs nothing done."""
 
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
+    encode: Callable[[Any], Any] | None = None
+    """Core value -> what the field is set to."""
+    fill: Callable[[Any, Any], None] | None = None
+    """``fill(part, core value)`` instead, for a part or a list: they can't be set, only filled."""
+    decode: Callable[[Any], Any] | None = None
+    """Protobuf value -> core value, or _BadField."""
+    limit: int | None = None
+    """The most that a number can be and be real."""
     is_message: bool = False
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _number(limit: int) -> _Codec:
-    def decode(value: int) -> int:
-        if value > limit:
-            raise _BadField(f"is {value}", f"the most that can be real is {limit}")
-        return value
-
-    return _Codec(_same, decode)
+    return _Codec(limit=limit)
 
 
 def _text(limit_bytes: int, *, cut: bool = False) -> _Codec:
     """``cut``: a longer text of ours is shortened (a reason), not refused."""
 
     def encode(value: str) -> str:
-        if not cut or 4 * len(value) <= limit_bytes:
+        if 4 * len(value) <= limit_bytes:
             return value
         return value.encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
 
@@ -94,7 +96,16 @@ def _text(limit_bytes: int, *, cut: bool = False) -> _Codec:
             raise _BadField(f"has {length} bytes", f"the limit is {limit_bytes}")
         return value
 
-    return _Codec(encode, decode)
+    return _Codec(encode if cut else None, decode=decode)
+
+
+def _texts(limit_bytes: int) -> _Codec:
+    """A list of texts; a tuple in the core."""
+    one = _text(limit_bytes).decode
+    assert one is not None
+    return _Codec(
+        fill=lambda texts, values: texts.extend(values), decode=lambda texts: tuple([one(text) for text in texts])
+    )
 
 
 def _name_decode(value: str) -> str:
@@ -129,56 +140,106 @@ def _share_decode(value: float) -> float:
     return value
 
 
-class _Spec(NamedTuple):
+class _Spec:
     """One message: the core type, the generated type, and its fields in the order of the core type's."""
 
-    core_type: Any
-    pb_type: type[Message]
-    fields: Mapping[str, _Codec]
+    def __init__(self, core_type: Any, pb_type: type[Message], fields: Mapping[str, _Codec]) -> None:
+        self.core_type = core_type
+        self.pb_type = pb_type
+        self.fields = fields
+        self._values = attrgetter(*fields)
+        """Of a core value and of a generated one: their fields have the same names."""
+        self._out = [(name, codec.encode, codec.fill) for name, codec in fields.items()]
+        self._in = [
+            (place, name, codec.decode, codec.is_message)
+            for place, (name, codec) in enumerate(fields.items())
+            if codec.decode is not None
+        ]
+        limits = {place: codec.limit for place, codec in enumerate(fields.values()) if codec.limit is not None}
+        self._limits = tuple(limits.values())
+        self._limited = itemgetter(*limits) if len(limits) > 1 else lambda values: [values[at] for at in limits]
 
-    def encode(self, value: Any) -> Any:
-        if type(value) is tuple:
-            value = self.core_type(*value)
-        return self.pb_type(**{name: codec.encode(getattr(value, name)) for name, codec in self.fields.items()})
+    def fill(self, message: Any, value: Any) -> None:
+        """Set each field of a generated message."""
+        # A plain tuple (of a core message's field) has its parts in the same order.
+        parts = value if type(value) is tuple else self._values(value)
+        for (name, encode, fill), part in zip(self._out, parts, strict=True):
+            if fill is not None:
+                fill(getattr(message, name), part)
+            else:
+                setattr(message, name, part if encode is None else encode(part))
 
     def decode(self, message: Any) -> Any:
-        values = []
-        for name, (_, decode, is_message) in self.fields.items():
+        """The core value, or _BadField."""
+        values = list(self._values(message))
+        for place, name, decode, is_message in self._in:
             try:
                 if is_message and not message.HasField(name):
                     raise _BadField("is missing")
-                values.append(decode(getattr(message, name)))
+                values[place] = decode(values[place])
             except _BadField as error:
                 raise error.within(name) from error.__cause__
+        if self._limits and any(map(gt, self._limited(values), self._limits)):
+            self._too_large(message)
         return self.core_type(*values)
 
-    def one(self) -> _Codec:
-        """As a required part of another message."""
-        return _Codec(self.encode, self.decode, is_message=True)
+    def _too_large(self, message: Any) -> None:
+        for name, codec in self.fields.items():
+            if codec.limit is not None and (value := getattr(message, name)) > codec.limit:
+                raise _BadField(f"is {value}", f"the most that can be real is {codec.limit}").within(name)
+
+    def one(self, *, known: bool = False) -> _Codec:
+        """As a required part of another message.
+
+        :param known: the same few values come again and again (names): check each once.
+        """
+        decode = _Known(self._values, self.decode) if known else self.decode
+        return _Codec(fill=self.fill, decode=decode, is_message=True)
 
     def many(self) -> _Codec:
         """As a list in another message; a tuple in the core."""
-        return _Codec(
-            lambda values: [self.encode(value) for value in values],
-            lambda values: tuple(self.decode(value) for value in values),
-        )
+
+        def fill(parts: Any, values: Iterable[Any]) -> None:
+            for value in values:
+                self.fill(parts.add(), value)
+
+        return _Codec(fill=fill, decode=lambda parts: tuple([self.decode(part) for part in parts]))
+
+
+class _Known:
+    """A decoder that remembers what it has found good. Bounded: peers choose the names."""
+
+    def __init__(self, values: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+        self._values = values
+        self._decode = decode
+        self._found: dict[Any, Any] = {}
+
+    def __call__(self, message: Any) -> Any:
+        key = self._values(message)
+        found = self._found.get(key)
+        if found is None:
+            found = self._decode(message)
+            if len(self._found) >= MAX_KNOWN_NAMES:
+                self._found.clear()
+            self._found[key] = found
+        return found
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-_TRAFFIC = _Codec(_CLASS_TO_PB.__getitem__, _class_decode)
-_FLAG = _Codec(_same, _same)
-_SITE_OR_NAME = _Codec(_same, _name_decode)
-_ADDRESS = _Codec(_same, _address_decode)
+_TRAFFIC = _Codec(_CLASS_TO_PB.__getitem__, decode=_class_decode)
+_FLAG = _Codec()
+_SITE_OR_NAME = _Codec(decode=_name_decode)
+_ADDRESS = _Codec(decode=_address_decode)
 _JOB = _text(MAX_JOB_BYTES)
 _REASON = _text(MAX_REASON_BYTES, cut=True)
-_OWNS = _text(2 * MAX_NAME_BYTES + 2)
+_OWNS = _texts(2 * MAX_NAME_BYTES + 2)
 _COUNT = _number(_U63)  # ids, epochs
-_LIFE = _number(_U64)  # random incarnations use every bit
+_LIFE = _Codec()  # random incarnations use every bit
 _BYTES = _number(MAX_SIZE_BYTES)
 _RATE = _number(MAX_RATE_BYTES_PER_S)
 _NS = _number(MAX_DURATION_NS)
-_SHARE = _Codec(_same, _share_decode)
+_SHARE = _Codec(decode=_share_decode)
 
 
 class _Fallback(NamedTuple):
@@ -194,13 +255,13 @@ class _Gone(NamedTuple):
 
 _AGENT_NAME = _Spec(AgentName, pb.AgentName, {"site": _SITE_OR_NAME, "name": _SITE_OR_NAME})
 _LINK = _Spec(LinkName, pb.LinkName, {"src_site": _SITE_OR_NAME, "dst_site": _SITE_OR_NAME})
-_ENDPOINT = _Spec(EndpointName, pb.EndpointName, {"job": _JOB, "rank": _number(_U32)})
+_ENDPOINT = _Spec(EndpointName, pb.EndpointName, {"job": _JOB, "rank": _Codec()})
 _TRANSFER = _Spec(TransferId, pb.TransferId, {"incarnation": _LIFE, "sequence": _LIFE})
 _LINK_INFO = _Spec(
     core.LinkInfo,
     pb.LinkInfo,
     {
-        "link": _LINK.one(),
+        "link": _LINK.one(known=True),
         "rate_bytes_per_s": _RATE,
         "rtt_ns": _NS,
         "buffer_bytes": _BYTES,
@@ -214,7 +275,7 @@ _LINK_INFO = _Spec(
         "observe": _FLAG,
     },
 )
-_FALLBACK = _Spec(_Fallback, pb.FallbackRate, {"link": _LINK.one(), "rate_bytes_per_s": _RATE})
+_FALLBACK = _Spec(_Fallback, pb.FallbackRate, {"link": _LINK.one(known=True), "rate_bytes_per_s": _RATE})
 _GONE = _Spec(_Gone, pb.EndpointGone, {"endpoint": _ENDPOINT.one(), "incarnation": _LIFE, "reason": _REASON})
 _ENTRY = _Spec(
     core.DirectoryEntry,
@@ -222,7 +283,7 @@ _ENTRY = _Spec(
     {
         "endpoint": _ENDPOINT.one(),
         "incarnation": _LIFE,
-        "agent": _AGENT_NAME.one(),
+        "agent": _AGENT_NAME.one(known=True),
         "agent_incarnation": _LIFE,
         "data_address": _ADDRESS,
     },
@@ -232,7 +293,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
     "hello": _Spec(
         core.AgentHello,
         pb.AgentHello,
-        {"agent": _AGENT_NAME.one(), "incarnation": _LIFE, "data_address": _ADDRESS, "epoch_seen": _COUNT},
+        {"agent": _AGENT_NAME.one(known=True), "incarnation": _LIFE, "data_address": _ADDRESS, "epoch_seen": _COUNT},
     ),
     "endpoint_up": _Spec(core.EndpointUp, pb.EndpointUp, {"endpoint": _ENDPOINT.one(), "incarnation": _LIFE}),
     "endpoint_down": _Spec(
@@ -243,8 +304,8 @@ _AGENT_KINDS: dict[str, _Spec] = {
         pb.Request,
         {
             "transfer": _TRANSFER.one(),
-            "link": _LINK.one(),
-            "destination": _AGENT_NAME.one(),
+            "link": _LINK.one(known=True),
+            "destination": _AGENT_NAME.one(known=True),
             "job": _JOB,
             "traffic": _TRAFFIC,
             "wanted_bytes": _BYTES,
@@ -257,7 +318,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
         pb.Announce,
         {
             "announcement": _COUNT,
-            "link": _LINK.one(),
+            "link": _LINK.one(known=True),
             "job": _JOB,
             "traffic": _TRAFFIC,
             "nbytes": _BYTES,
@@ -270,7 +331,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
         pb.TransferDone,
         {
             "transfer": _TRANSFER.one(),
-            "link": _LINK.one(),
+            "link": _LINK.one(known=True),
             "traffic": _TRAFFIC,
             "nbytes": _BYTES,
             "ok": _FLAG,
@@ -281,7 +342,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
         core.Report,
         pb.Report,
         {
-            "link": _LINK.one(),
+            "link": _LINK.one(known=True),
             "left_bytes": _BYTES,
             "delivered_bytes": _BYTES,
             "returned_bytes": _BYTES,
@@ -306,7 +367,7 @@ _COORDINATOR_KINDS: dict[str, _Spec] = {
         {
             "coordinator": _SITE_OR_NAME,
             "epoch": _COUNT,
-            "owns": _Codec(list, lambda values: tuple(_OWNS.decode(value) for value in values)),
+            "owns": _OWNS,
             "beat_ns": _NS,
             "lease_ns": _NS,
             "links": _LINK_INFO.many(),
@@ -329,7 +390,7 @@ _COORDINATOR_KINDS: dict[str, _Spec] = {
         {
             "grant": _COUNT,
             "transfer": _TRANSFER.one(),
-            "link": _LINK.one(),
+            "link": _LINK.one(known=True),
             "nbytes": _BYTES,
             "rate_bytes_per_s": _RATE,
             "start_in_ns": _NS,
@@ -340,7 +401,7 @@ _COORDINATOR_KINDS: dict[str, _Spec] = {
             "announcement": _COUNT,
         },
     ),
-    "pace": _Spec(core.Pace, pb.Pace, {"link": _LINK.one(), "rate_bytes_per_s": _RATE, "epoch": _COUNT}),
+    "pace": _Spec(core.Pace, pb.Pace, {"link": _LINK.one(known=True), "rate_bytes_per_s": _RATE, "epoch": _COUNT}),
     "denied": _Spec(core.Denied, pb.Denied, {"transfer": _TRANSFER.one(), "reason": _REASON}),
     "beat": _Spec(
         core.Beat,
@@ -376,35 +437,34 @@ _AGENT_BY_TYPE = {spec.core_type: (name, spec) for name, spec in _AGENT_KINDS.it
 _COORDINATOR_BY_TYPE = {spec.core_type: (name, spec) for name, spec in _COORDINATOR_KINDS.items()}
 
 
-def _encode(table: Mapping[Any, tuple[str, _Spec]], wrapper: type[Message], message: Any) -> Any:
+def _encode(table: Mapping[Any, tuple[str, _Spec]], wrapper: Any, message: Any) -> None:
+    """Into an empty AgentMessage or CoordinatorMessage."""
     name, spec = table[type(message)]
     try:
-        return wrapper(**{name: spec.encode(message)})
+        spec.fill(getattr(wrapper, name), message)
     except (ValueError, TypeError) as error:
         # protobuf refuses negative and oversized numbers: a machine that says one has lost count of something.
         raise InternalError(f"{message!r} cannot be sent", why=str(error)) from error
 
 
-def _decode_batch(kinds: Mapping[str, _Spec], messages: Sequence[Any]) -> Iterable[tuple[str, Any, Any]]:
-    """(kind, protobuf part, core value) of each message."""
+def _decode_batch(kinds: Mapping[str, _Spec], messages: Sequence[Any]) -> list[Any]:
+    """The core value of each message."""
     if len(messages) > MAX_BATCH_MESSAGES:
         raise TranslateError(f"a batch of {len(messages)} messages", why=f"the limit is {MAX_BATCH_MESSAGES}")
+    found = []
     for message in messages:
         kind = message.WhichOneof("kind")
-        if kind not in kinds:
+        spec = kinds.get(kind)
+        if spec is None:
             raise TranslateError(
                 "a message of a kind that this version doesn't know" if kind is None else f"a {kind} has no place here"
             )
-        part = getattr(message, kind)
-        yield kind, part, _decode(kinds[kind], part)
-
-
-def _decode(spec: _Spec, part: Any) -> Any:
-    try:
-        return spec.decode(part)
-    except _BadField as error:
-        path = error.within(spec.core_type.__name__).path
-        raise TranslateError(f"{path} {error.verdict}", why=error.why) from error
+        try:
+            found.append(spec.decode(getattr(message, kind)))
+        except _BadField as error:
+            path = error.within(spec.core_type.__name__).path
+            raise TranslateError(f"{path} {error.verdict}", why=error.why) from error
+    return found
 
 
 # -- agent -> coordinator ----------------------------------------------------------------------------------------------
@@ -412,16 +472,17 @@ def _decode(spec: _Spec, part: Any) -> Any:
 
 def agent_batch(messages: Iterable[core.AgentMessage]) -> pb.AgentBatch:
     """Messages of an open session, in order. Raises InternalError for a value that cannot be sent."""
-    return pb.AgentBatch(messages=[_encode(_AGENT_BY_TYPE, pb.AgentMessage, message) for message in messages])
+    batch = pb.AgentBatch()
+    for message in messages:
+        _encode(_AGENT_BY_TYPE, batch.messages.add(), message)
+    return batch
 
 
 def agent_messages(batch: pb.AgentBatch) -> list[core.AgentMessage]:
     """Inverse of :func:`agent_batch`. Raises TranslateError; also for a second hello."""
-    found = []
-    for kind, _, message in _decode_batch(_AGENT_KINDS, batch.messages):
-        if kind == "hello":
-            raise TranslateError("a second hello in one session")
-        found.append(message)
+    found = _decode_batch(_AGENT_KINDS, batch.messages)
+    if core.AgentHello in map(type, found):
+        raise TranslateError("a second hello in one session")
     return found
 
 
@@ -435,11 +496,12 @@ class SignedHello(NamedTuple):
 
 def hello_batch(signed: SignedHello) -> pb.AgentBatch:
     """The first batch of a session."""
-    message: pb.AgentMessage = _encode(_AGENT_BY_TYPE, pb.AgentMessage, signed.hello)
+    batch = agent_batch([signed.hello])
+    (message,) = batch.messages
     message.hello.protocol_version = PROTOCOL_VERSION
     message.hello.nonce = signed.nonce
     message.hello.mac = signed.mac
-    return pb.AgentBatch(messages=[message])
+    return batch
 
 
 def read_hello(batch: pb.AgentBatch) -> SignedHello:
@@ -449,7 +511,8 @@ def read_hello(batch: pb.AgentBatch) -> SignedHello:
     raw = batch.messages[0].hello
     _check_version(raw.protocol_version, "the agent", "the coordinator")
     _check_proof(raw.nonce, raw.mac, "AgentHello")
-    return SignedHello(_decode(_AGENT_KINDS["hello"], raw), raw.nonce, raw.mac)
+    (hello,) = _decode_batch(_AGENT_KINDS, batch.messages)
+    return SignedHello(hello, raw.nonce, raw.mac)
 
 
 # -- coordinator -> agent ----------------------------------------------------------------------------------------------
@@ -461,16 +524,16 @@ def coordinator_batch(
     """Messages of a session, in order; ``sign`` gives the proof that goes into a Welcome."""
     batch = pb.CoordinatorBatch()
     for message in messages:
-        one: pb.CoordinatorMessage = _encode(_COORDINATOR_BY_TYPE, pb.CoordinatorMessage, message)
+        one = batch.messages.add()
+        _encode(_COORDINATOR_BY_TYPE, one, message)
         if sign is not None and isinstance(message, core.Welcome):
             one.welcome.mac = sign(message)
-        batch.messages.append(one)
     return batch
 
 
 def coordinator_messages(batch: pb.CoordinatorBatch) -> list[core.CoordinatorMessage]:
     """Inverse of :func:`coordinator_batch`, without the Welcome's proof. Raises TranslateError."""
-    return [message for _, _, message in _decode_batch(_COORDINATOR_KINDS, batch.messages)]
+    return _decode_batch(_COORDINATOR_KINDS, batch.messages)
 
 
 def challenge_batch(nonce: bytes) -> pb.CoordinatorBatch:
@@ -491,13 +554,13 @@ def read_challenge(batch: pb.CoordinatorBatch) -> bytes:
 
 def read_welcome(batch: pb.CoordinatorBatch) -> tuple[core.Welcome, bytes, list[core.CoordinatorMessage]]:
     """The Welcome, its proof, and what else came with it. Raises TranslateError when there is no Welcome in front."""
-    decoded = list(_decode_batch(_COORDINATOR_KINDS, batch.messages))
-    if not decoded or decoded[0][0] != "welcome":
+    decoded = _decode_batch(_COORDINATOR_KINDS, batch.messages)
+    if not decoded or not isinstance(decoded[0], core.Welcome):
         raise TranslateError("the answer to a hello begins with a welcome")
-    _, raw, welcome = decoded[0]
-    if len(raw.mac) not in (0, MAC_BYTES):
-        raise TranslateError(f"Welcome.mac has {len(raw.mac)} bytes", why=f"it has {MAC_BYTES}, or none")
-    return welcome, raw.mac, [message for _, _, message in decoded[1:]]
+    mac = batch.messages[0].welcome.mac
+    if len(mac) not in (0, MAC_BYTES):
+        raise TranslateError(f"Welcome.mac has {len(mac)} bytes", why=f"it has {MAC_BYTES}, or none")
+    return decoded[0], mac, decoded[1:]
 
 
 def _check_version(version: int, theirs: str, ours: str) -> None:

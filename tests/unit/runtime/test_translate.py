@@ -217,3 +217,28 @@ def test_what_an_older_version_does_not_say_is_harmless() -> None:
     [message] = translate.coordinator_messages(pb.CoordinatorBatch(messages=[pb.CoordinatorMessage(beat=beat)]))
     assert isinstance(message, core.Beat)
     assert (message.number, message.links[0].observe, message.links[0].confidence) == (0, False, 0.0)
+
+
+def test_names_are_remembered_but_not_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "MAX_KNOWN_NAMES", 2)
+    for number in [*range(5), *range(5)]:
+        request = dataclasses.replace(REQUEST, link=LinkName(f"site{number}", "b"))
+        assert translate.agent_messages(translate.agent_batch([request])) == [request]
+
+
+def test_a_bad_name_is_refused_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(TranslateError, match=r"Request\.link\.dst_site is 'a b'"):
+            translate.agent_messages(breaks(lambda r: setattr(r.link, "dst_site", "a b")))
+
+
+def test_a_message_of_nothing_but_zeros_keeps_its_kind() -> None:
+    messages = [
+        core.Request(TransferId(0, 0), LinkName("a", "b"), AgentName("b", "x"), "", TrafficClass.PIPELINE, 0),
+        core.CancelRequest(TransferId(0, 0), ""),
+    ]
+    raw = translate.agent_batch(messages).SerializeToString()
+    assert translate.agent_messages(pb.AgentBatch.FromString(raw)) == messages
+    empty = [core.Beat(0, (), ()), core.Directory((), (), False)]
+    raw = translate.coordinator_batch(empty).SerializeToString()
+    assert translate.coordinator_messages(pb.CoordinatorBatch.FromString(raw)) == empty
