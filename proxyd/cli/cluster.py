@@ -17,6 +17,9 @@ Coordinators and agents meet at Unix sockets, which network namespaces do not se
 is as good as one coordinator in each sender's site: asking costs no WAN round trip. Payload and the agents' own frames
 do cross the WAN. Metrics listen on this process' own loopback, also for agents inside a namespace.
 
+A coordinator that is given a host of the WAN (``coordinator_hosts``) is reached over the WAN by its address instead,
+and by its Unix socket from here.
+
 Start and close a Cluster on a thread that outlives it: Linux ties "die with the parent" to the parent's thread.
 """
 
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
+COORDINATOR_PORT = 7600
+"""On a host of its own on the WAN."""
 LOG_TAIL_BYTES = 4000
 
 # Runs before the daemon, in a few milliseconds: the kernel ends us with our parent. Exec keeps that.
@@ -62,11 +67,11 @@ class ClusterError(ProxydError):
 
 @dataclasses.dataclass(frozen=True)
 class LinkFigures:
-    """What the coordinator is told of one link, as in ``[[link]]``."""
+    """What the coordinator is told of one link, as in ``[[link]]``; what is None it has to find out."""
 
-    capacity: str = "20Gbit"
-    rtt: str = "1ms"
-    buffer: str = "1bdp"
+    capacity: str | None = "20Gbit"
+    rtt: str | None = "1ms"
+    buffer: str | None = "1bdp"
     mtu: int = 1500
 
 
@@ -129,9 +134,11 @@ class Cluster:
     """See the module's text.
 
     :param sites: agents per site.
-    :param links: figures of each directed pair of sites; pairs that are left out get ``LinkFigures()``. Every
-        coordinator is told of all of them, and takes those that it owns.
+    :param links: figures of each directed pair of sites; pairs that are left out get ``LinkFigures()``; None: the
+        coordinator is told nothing. Every coordinator is told of all of them, and takes those that it owns.
     :param coordinators: name -> ``owns``, in the order in which the agents are configured with them.
+    :param coordinator_hosts: name -> ``(site, number)`` of the WAN's host that a coordinator runs on; only one on each.
+    :param coordinator_extra: more TOML for each coordinator's file, like ``[[job]]`` tables.
     :param wan: the emulated WAN whose hosts carry the agents; None: everything on 127.0.0.1.
     :param agent, coordinator: more keys for each ``[agent]`` and ``[coordinator]`` section.
     :param each_agent: the same for single agents, by ``(site, number)``; they replace any other.
@@ -142,8 +149,10 @@ class Cluster:
         self,
         sites: Mapping[str, int],
         *,
-        links: Mapping[tuple[str, str], LinkFigures] | None = None,
+        links: Mapping[tuple[str, str], LinkFigures | None] | None = None,
         coordinators: Mapping[str, Sequence[str]] | None = None,
+        coordinator_hosts: Mapping[str, tuple[str, int]] | None = None,
+        coordinator_extra: str = "",
         wan: Wan | None = None,
         agent: Mapping[str, object] | None = None,
         each_agent: Mapping[tuple[str, int], Mapping[str, object]] | None = None,
@@ -152,7 +161,12 @@ class Cluster:
         directory: Path | None = None,
     ) -> None:
         self.sites = dict(sites)
-        self.links = {(a, b): LinkFigures() for a in sites for b in sites if a != b} | dict(links or {})
+        self.links: dict[tuple[str, str], LinkFigures | None] = {
+            (a, b): LinkFigures() for a in sites for b in sites if a != b
+        }
+        self.links |= dict(links or {})
+        self._coordinator_hosts = dict(coordinator_hosts or {})
+        self._coordinator_extra = coordinator_extra
         self._wan = wan
         self._agent_settings = dict(agent or {})
         self._each_agent = dict(each_agent or {})
@@ -186,12 +200,22 @@ class Cluster:
 
     @property
     def coordinator_socket(self) -> str:
-        """Where agents reach the first coordinator."""
-        return self._coordinator_sockets[0]
+        """The first coordinator's Unix socket."""
+        return f"unix:{self.directory / next(iter(self._owns))}.sock"
 
     @property
-    def _coordinator_sockets(self) -> list[str]:
-        return [f"unix:{self.directory / name}.sock" for name in self._owns]
+    def _coordinator_addresses(self) -> list[str]:
+        """Where agents reach each of them."""
+        hosts = {name: self._host_of(*place) for name, place in self._coordinator_hosts.items()}
+        return [
+            f"{hosts[name].address}:{COORDINATOR_PORT}" if name in hosts else f"unix:{self.directory / name}.sock"
+            for name in self._owns
+        ]
+
+    def _host_of(self, site: str, number: int) -> Any:
+        if self._wan is None:
+            raise ClusterError(f"there is no host {site}-{number}", why="this cluster runs on 127.0.0.1")
+        return self._wan.host(site, number)
 
     @property
     def token_file(self) -> Path:
@@ -280,18 +304,22 @@ class Cluster:
             name = next(iter(self._owns))
         owns = self._owns[name]
         where = f"unix:{self.directory / name}.sock"
+        host = self._host_of(*self._coordinator_hosts[name]) if name in self._coordinator_hosts else None
         settings = {
             "name": name,
             "owns": owns,
-            "listen": ["127.0.0.1:0", where],
+            "listen": ["127.0.0.1:0" if host is None else f"{host.address}:{COORDINATOR_PORT}", where],
             "token_file": str(self.token_file),
             **self._coordinator_settings,
         }
         config = ["[coordinator]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
         for (src, dst), figures in self.links.items():
-            config += ["[[link]]", f"from = {json.dumps(src)}", f"to = {json.dumps(dst)}"]
-            config += [f"{key} = {json.dumps(value)}" for key, value in dataclasses.asdict(figures).items()]
-        process, ready_fd, log_path, url = self._spawn("coordinator", name, config, None)
+            if figures is not None:
+                config += ["[[link]]", f"from = {json.dumps(src)}", f"to = {json.dumps(dst)}"]
+                told = {key: value for key, value in dataclasses.asdict(figures).items() if value is not None}
+                config += [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+        config.append(self._coordinator_extra)
+        process, ready_fd, log_path, url = self._spawn("coordinator", name, config, host)
         label = "coordinator" if name == "coordinator" else f"coordinator {name}"
         member = CoordinatorMember(label, process, log_path, url, {}, ready_fd, name=name, owns=owns, socket=where)
         self.coordinators[name] = member
@@ -340,14 +368,14 @@ class Cluster:
 
     def _start_agent(self, site: str, number: int) -> AgentMember:
         name = f"{site}-{number}"
-        host = None if self._wan is None else self._wan.host(site, number)
+        host = None if self._wan is None else self._host_of(site, number)
         path = str(self.directory / f"{name}.sock")
         settings = {
             "site": site,
             "name": name,
             "socket": path,
             "data_listen": f"{'127.0.0.1' if host is None else host.address}:0",
-            "coordinators": self._coordinator_sockets,
+            "coordinators": self._coordinator_addresses,
             "token_file": str(self.token_file),
             **self._agent_settings,
             **self._each_agent.get((site, number), {}),

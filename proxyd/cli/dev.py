@@ -154,12 +154,20 @@ def _print_facts(cluster: Cluster) -> None:
             f"  pid {agent.pid}  {agent.metrics}"
         )
     for (src, dst), link in cluster.links.items():
-        rate = parse_rate(link.capacity)
-        size = format_size(parse_buffer(link.buffer, rate, parse_duration(link.rtt)))
-        print(f"link         {src}->{dst}  {format_rate(rate)}  rtt {link.rtt}  buffer {size}")
+        print(f"link         {src}->{dst}  {_told(link)}")
     print(f"logs and configuration: {cluster.directory}")
     where, first = cluster.coordinator.address, cluster.agents[0]
     print(f"try: proxyd status --coordinator {where}    PROXYD_SOCKET={first.socket} python your_script.py")
+
+
+def _told(link: LinkFigures | None) -> str:
+    if link is None or link.capacity is None or link.rtt is None:
+        return "capacity to be found out"
+    rate = parse_rate(link.capacity)
+    size = "unknown"
+    if link.buffer is not None:
+        size = format_size(parse_buffer(link.buffer, rate, parse_duration(link.rtt)))
+    return f"{format_rate(rate)}  rtt {link.rtt}  buffer {size}"
 
 
 def _ended(code: int) -> str:

@@ -28,7 +28,7 @@ SAMPLES, LINE_ORIGIN_NS = 12, 13
 COUNTERS = 12
 """The first words of a link are the fields of :class:`LinkCounters`, in order."""
 # Words of one sample.
-SAMPLE_WORDS = 6
+SAMPLE_WORDS = 7
 
 
 @dataclass(frozen=True)

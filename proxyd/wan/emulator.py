@@ -68,6 +68,7 @@ class Link:
         self.dropped_packets = self.dropped_bytes = 0
         self.lost_packets = self.lost_bytes = 0
         self.policed_packets = self.policed_bytes = 0
+        self.accepted_packets = 0
         self.peak_bytes = 0  # since the last sample
         self.peak_ever_bytes = 0
         self.samples = 0
@@ -82,6 +83,7 @@ class Link:
             self.policed_packets += 1
             self.policed_bytes += length
         elif self.bottleneck.offer(packet, length, now_ns):
+            self.accepted_packets += 1
             queue_bytes = self.bottleneck.queue_bytes(now_ns)
             if queue_bytes > self.peak_bytes:
                 self.peak_bytes = queue_bytes
@@ -211,6 +213,7 @@ class Emulator:
                 words[slot + 3] = words[base + page.CARRIED_BYTES]
                 words[slot + 4] = words[base + page.CAPACITY_BYTES]
                 words[slot + 5] = link.dropped_packets + link.policed_packets
+                words[slot + 6] = link.accepted_packets
                 link.samples += 1
                 words[base + page.SAMPLES] = link.samples
                 link.peak_bytes = 0

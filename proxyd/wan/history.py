@@ -31,6 +31,8 @@ class History:
     """Cumulative: what would have left it, had there always been something to send."""
     dropped_packets: array[int] = field(default_factory=lambda: array("q"))
     """Cumulative: by a full buffer or a policer."""
+    accepted_packets: array[int] = field(default_factory=lambda: array("q"))
+    """Cumulative: taken into the queue."""
 
     def _at(self, column: Sequence[int], time_ns: int) -> float:
         """A cumulative column at any time between the first and the last sample; beyond them the nearest."""
@@ -61,6 +63,12 @@ class History:
     def drops(self, start_ns: int, end_ns: int) -> int:
         """Packets dropped between two instants."""
         return round(self._at(self.dropped_packets, end_ns) - self._at(self.dropped_packets, start_ns))
+
+    def loss(self, start_ns: int, end_ns: int) -> float:
+        """Packets dropped over packets offered, between two instants; 0 where none was offered."""
+        drops = self.drops(start_ns, end_ns)
+        accepted = round(self._at(self.accepted_packets, end_ns) - self._at(self.accepted_packets, start_ns))
+        return drops / (drops + accepted) if drops else 0.0
 
     def series(self, start_ns: int, end_ns: int, step_ns: int) -> list[tuple[int, float, float]]:
         """``(end of the step in ns, carried, capacity)`` in bytes per second for each whole step."""

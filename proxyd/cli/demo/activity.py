@@ -27,10 +27,10 @@ def sent_bytes(text: str, interface: str = INTERFACE) -> int:
     return 0
 
 
-def tcp_retransmits(text: str) -> int:
-    """Segments that TCP sent again, from the text of ``/proc/net/snmp``."""
+def tcp_count(text: str, name: str) -> int:
+    """One of TCP's counters, from the text of ``/proc/net/snmp``: ``OutSegs``, ``RetransSegs``, ..."""
     heads, values = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
-    return int(values[heads.index("RetransSegs")])
+    return int(values[heads.index(name)])
 
 
 def read_proc(pid: int, name: str) -> str:
@@ -39,10 +39,14 @@ def read_proc(pid: int, name: str) -> str:
         return file.read()
 
 
-def total_retransmits(pids: Sequence[int]) -> int:
-    """Of all hosts together, whatever sent them. Raises WanError when one of the processes is gone."""
+def total_segments(pids: Sequence[int]) -> tuple[int, int]:
+    """Segments that all hosts together have sent for the first time, and again; whatever sent them.
+
+    Raises WanError when one of the processes is gone.
+    """
     try:
-        return sum(tcp_retransmits(read_proc(pid, "snmp")) for pid in pids)
+        texts = [read_proc(pid, "snmp") for pid in pids]
+        return sum(tcp_count(text, "OutSegs") for text in texts), sum(tcp_count(text, "RetransSegs") for text in texts)
     except OSError as error:
         raise WanError(f"a sender has ended; its last words are on stderr ({error})") from error
 

@@ -118,7 +118,7 @@ class _Run:
         """Everything has arrived."""
         drops = (self.drops_before, self.drops_warm, self.drops())
         retransmits = self.net.retransmits(self.pids) - self.retransmits_warm
-        counters = self.traffic.finish(self.total)
+        counters = self.traffic.finish(self.total * self.scenario.senders)
         result = make_result(
             self.scenario,
             self.mode,

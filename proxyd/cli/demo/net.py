@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from proxyd.cli.cluster import Cluster, LinkFigures
-from proxyd.cli.demo.activity import total_retransmits
+from proxyd.cli.demo.activity import total_segments
 from proxyd.cli.demo.scenario import Scenario
 from proxyd.wan import Wan
 from proxyd.wan.crew import Place
@@ -61,8 +61,10 @@ class Net(Protocol):
         """Coordinator and agents, started and ready; ``ending`` closes them."""
 
 
-def _figures(scenario: Scenario) -> dict[tuple[str, str], LinkFigures]:
-    """The truth about the links, as the coordinator's configuration tells it."""
+def told(scenario: Scenario) -> dict[tuple[str, str], LinkFigures | None]:
+    """What the coordinator's configuration says of the links: the truth, or nothing."""
+    if not scenario.configured:
+        return dict.fromkeys(scenario.links())
     figures = LinkFigures(
         capacity=f"{scenario.rate_bytes_per_s * 8}bit",
         rtt=f"{scenario.rtt_ns}ns",
@@ -109,7 +111,7 @@ class NetnsNet:
         return self.wan.counters()[f"{src}->{dst}"].dropped_packets
 
     def retransmits(self, pids: Sequence[int]) -> int:
-        return total_retransmits(pids)
+        return total_segments(pids)[1]
 
     def queue(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         return self.wan.queue_samples(src, dst)
@@ -118,7 +120,7 @@ class NetnsNet:
         return self.wan.fidelity().late_p99_ns
 
     def cluster(self, ending: ExitStack) -> Cluster:
-        links = _figures(self._scenario)
+        links = told(self._scenario)
         return ending.enter_context(
             Cluster(self._scenario.sites, links=links, wan=self.wan, agent={"arena": ARENA}, log_level="warning")
         )
@@ -204,7 +206,7 @@ class LoopbackNet:
                 host, front = self.path_to(other, site, "127.0.0.1", port)
                 # Every peer is told the front. Within a site that would be a detour; the demo sends nothing there.
                 listens[(site, number)] = {"data_listen": f"127.0.0.1:{port}", "data_address": f"{host}:{front}"}
-        links = _figures(scenario)
+        links = told(scenario)
         return ending.enter_context(
             Cluster(scenario.sites, links=links, agent={"arena": ARENA}, each_agent=listens, log_level="warning")
         )

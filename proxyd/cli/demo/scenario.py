@@ -34,6 +34,8 @@ class Scenario:
     loss: float = 0.0
     open_load: float | None = None
     both_directions: bool = False
+    configured: bool = True
+    """Whether the coordinator is told of the links' capacity, round trip and buffer."""
 
     @property
     def bdp_bytes(self) -> int:

@@ -40,14 +40,17 @@ class Traffic(Protocol):
     def order(self, number: int, due_ns: int) -> None:
         """Every sender sends its tensor of this burst at this time."""
 
+    def order_one(self, sender: int, number: int, due_ns: int) -> None:
+        """One sender sends its message of this number at this time; numbers of a sender must not leave one out."""
+
     def next_arrival(self, timeout_s: float) -> Arrival:
         """The next transfer that is complete. Raises if a process ended or nothing arrives in time."""
 
     def pids(self) -> list[int]:
         """The senders' processes, in order; on the emulated WAN each lives in its host's network namespace."""
 
-    def finish(self, bursts: int) -> dict[str, Any] | None:
-        """After the last arrival: proof, by counters, of how the bytes of all bursts went; None if there is none."""
+    def finish(self, messages: int) -> dict[str, Any] | None:
+        """After the last arrival: proof, by counters, of how the bytes of all messages went; None if there is none."""
 
 
 class PlainTraffic:
@@ -82,8 +85,11 @@ class PlainTraffic:
         self._crew.close()
 
     def order(self, number: int, due_ns: int) -> None:
-        for sender in self._senders:
-            sender.command(op="send", sequence=number, bytes=self._tensor_bytes, at_ns=due_ns)
+        for sender in range(len(self._senders)):
+            self.order_one(sender, number, due_ns)
+
+    def order_one(self, sender: int, number: int, due_ns: int) -> None:
+        self._senders[sender].command(op="send", sequence=number, bytes=self._tensor_bytes, at_ns=due_ns)
 
     def next_arrival(self, timeout_s: float) -> Arrival:
         _, event = self._crew.gather("received", 1, timeout_s)[0]
@@ -92,7 +98,7 @@ class PlainTraffic:
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._senders]
 
-    def finish(self, bursts: int) -> dict[str, Any] | None:
+    def finish(self, messages: int) -> dict[str, Any] | None:
         return None
 
 
@@ -141,8 +147,11 @@ class ProxydTraffic:
         self._crew.close()
 
     def order(self, number: int, due_ns: int) -> None:
-        for member in self._senders:
-            member.command(op="send", number=number, at_ns=due_ns)
+        for sender in range(len(self._senders)):
+            self.order_one(sender, number, due_ns)
+
+    def order_one(self, sender: int, number: int, due_ns: int) -> None:
+        self._senders[sender].command(op="send", number=number, at_ns=due_ns)
 
     def next_arrival(self, timeout_s: float) -> Arrival:
         deadline_s = time.monotonic() + timeout_s
@@ -173,7 +182,7 @@ class ProxydTraffic:
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._senders]
 
-    def finish(self, bursts: int) -> dict[str, Any]:
+    def finish(self, messages: int) -> dict[str, Any]:
         """Wait for the acknowledgements, then compare the daemons' counters with what was sent."""
         for member in self._senders:
             member.command(op="finish")
@@ -184,7 +193,7 @@ class ProxydTraffic:
         if self._digests:
             raise DemoError(f"{len(self._digests)} messages have no counterpart", why="sent and received must pair up")
         added = self._counters().since(self._before)
-        payload = bursts * self._scenario.senders * self._scenario.tensor_bytes
+        payload = messages * self._scenario.tensor_bytes
         problems = added.problems(payload)
         if problems:
             raise DemoError(

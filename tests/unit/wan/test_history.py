@@ -9,8 +9,8 @@ from proxyd.wan import History, WanError
 MS = 1_000_000
 
 
-def history(rows: list[tuple[int, int, int, int, int, int]]) -> History:
-    """Rows of (ms, peak, queue, carried, capacity, dropped)."""
+def history(rows: list[tuple[int, int, int, int, int, int, int]]) -> History:
+    """Rows of (ms, peak, queue, carried, capacity, dropped, accepted)."""
     columns = [array("q", column) for column in zip(*rows, strict=True)]
     columns[0] = array("q", (ms * MS for ms in columns[0]))
     return History(*columns)
@@ -19,11 +19,11 @@ def history(rows: list[tuple[int, int, int, int, int, int]]) -> History:
 # 100 bytes/ms; full for 20 ms, idle for 50, then half used.
 LINE = history(
     [
-        (0, 0, 0, 0, 0, 0),
-        (10, 700, 500, 1000, 1000, 0),
-        (20, 900, 200, 2000, 2000, 3),
-        (70, 0, 0, 2000, 7000, 3),
-        (90, 50, 10, 3000, 9000, 3),
+        (0, 0, 0, 0, 0, 0, 0),
+        (10, 700, 500, 1000, 1000, 0, 15),
+        (20, 900, 200, 2000, 2000, 3, 22),
+        (70, 0, 0, 2000, 7000, 3, 22),
+        (90, 50, 10, 3000, 9000, 3, 27),
     ]
 )
 
@@ -34,6 +34,8 @@ def test_used_carried_and_dropped_between_any_two_instants() -> None:
     assert LINE.carried(5 * MS, 15 * MS) == 1000
     assert LINE.used(20 * MS, 70 * MS) == 0.0
     assert LINE.drops(0, 90 * MS) == 3
+    assert LINE.loss(0, 90 * MS) == 0.1
+    assert LINE.loss(20 * MS, 90 * MS) == 0.0
     assert LINE.used(90 * MS, 95 * MS) == 0.0  # nothing was sampled there
     assert LINE.series(0, 25 * MS, 10 * MS) == [(10 * MS, 100_000, 100_000), (20 * MS, 100_000, 100_000)]
 
