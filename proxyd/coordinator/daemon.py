@@ -8,9 +8,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from proxyd.coordinator.admin import AdminService
 from proxyd.coordinator.coordinator_metrics import coordinator_families
+from proxyd.coordinator.grant_log import GrantLog
 from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.server import ControlServer
 from proxyd.coordinator.servicer import SessionServicer
@@ -18,6 +20,7 @@ from proxyd.coordinator.story import Stories
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CoordinatorEffect
+from proxyd.core.errors import ConfigError
 from proxyd.core.events import CoordinatorEvent, TimePassed
 from proxyd.core.ids import LinkName
 from proxyd.runtime.config import Config, read_token
@@ -75,6 +78,8 @@ class Coordinator:
     """The machine with everything around it but a network: also what tests and benchmarks drive.
 
     :param on_failure: told of a bug in the machine; see :class:`proxyd.runtime.driver.Driver`.
+    :param grant_log: where the grant log goes, and how large it may be.
+    :raises OSError: nothing can be written there.
     """
 
     def __init__(
@@ -84,8 +89,10 @@ class Coordinator:
         on_failure: Callable[[BaseException], None] | None = None,
         *,
         epoch: int | None = None,
+        grant_log: tuple[Path, int] | None = None,
     ) -> None:
         self.machine = CoordinatorMachine(config, new_epoch() if epoch is None else epoch)
+        self.grant_log = None if grant_log is None else GrantLog(*grant_log, self.machine)
         self.observer = Observer()
         self.stories = Stories()
         self.servicer = SessionServicer(token, self._on_event)
@@ -102,29 +109,52 @@ class Coordinator:
         self.driver.handle(event)
 
     def _record(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
+        if self.grant_log is not None:
+            self.grant_log.saw(now_ns, event)
         self.observer.saw(now_ns, event)
         self.stories.saw(now_ns, event)
 
     def _perform(self, effects: Sequence[CoordinatorEffect]) -> None:
+        if self.grant_log is not None:
+            self.grant_log.performed(effects)
         now_ns = self.driver.now_ns()
         self.observer.performed(now_ns, effects)
         self.stories.performed(now_ns, effects)
         self.servicer.perform(effects)
+
+    def close(self) -> None:
+        """Take no more events; what the grant log still holds is written."""
+        self.driver.close()
+        if self.grant_log is not None:
+            self.grant_log.close()
 
     def families(self) -> Iterable[MetricFamily]:
         """For a scrape."""
         return coordinator_families(self.machine.status(self.driver.now_ns(), transfers_per_link=0), self.observer)
 
 
+def _make(config: Config, token: bytes, stop: Stop) -> Coordinator:
+    section = config.require_coordinator()
+    where = None if section.grant_log is None else (Path(section.grant_log), section.grant_log_bytes)
+    try:
+        return Coordinator(machine_config(config), token, stop.fail, grant_log=where)
+    except OSError as error:
+        raise ConfigError(
+            f"the grant log {section.grant_log} can't be written",
+            why=error.strerror or str(error),
+            next_step="Make its directory writable for the coordinator, or remove grant_log from [coordinator]",
+        ) from error
+
+
 async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None) -> None:
     """Everything between a checked configuration and the end. Raises ListenError."""
     section = config.require_coordinator()
-    coordinator = Coordinator(machine_config(config), token, stop.fail)
+    coordinator = _make(config, token, stop)
     server = ControlServer(coordinator.servicer, coordinator.admin, with_reflection=section.reflection)
     notifier = Notifier()
     async with contextlib.AsyncExitStack() as ending:
         ending.callback(notifier.close)
-        ending.callback(coordinator.driver.close)
+        ending.callback(coordinator.close)
         metrics = None
         if section.metrics_address is not None:
             metrics = MetricsServer(section.metrics_address, coordinator.families)

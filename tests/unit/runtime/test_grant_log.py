@@ -1,0 +1,201 @@
+"""The grant log: what a machine was told and did replays to the same effects."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from proxyd.core.bandwidth import LinkSettings
+from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
+from proxyd.core.effects import CoordinatorEffect
+from proxyd.core.events import CoordinatorEvent, SessionOpened
+from proxyd.core.ids import AgentName, LinkName
+from proxyd.core.messages import AgentHello
+from proxyd.runtime.grant_log import GrantLogError, Part, Recorder, freeze, open_log, part_path, thaw
+from proxyd.runtime.replay import replay
+from proxyd.sim.fluid import FluidSender, FluidWorld
+from proxyd.wire.envelope import TrafficClass
+
+AB = LinkName("a", "b")
+RTT_NS = 40_000_000
+START_NS = 77_000_000_000_000
+CONFIG = CoordinatorConfig(links=(LinkSettings(AB, 50_000_000, RTT_NS, 250_000),))
+
+
+class Recorded:
+    """A burst of fluid senders, recorded into parts."""
+
+    def __init__(self, path: Path, part_after: int = 0) -> None:
+        self.path = path
+        self.machine = CoordinatorMachine(CONFIG, epoch=5)
+        self.lines: list[bytes] = []
+        self.recorder = Recorder(self.lines.append)
+        self.events = 0
+        self.part = 0
+        self.part_after = part_after
+        senders = [FluidSender(AgentName("a", f"host{n}"), AB, RTT_NS) for n in range(4)]
+        self.world = FluidWorld(self.machine, senders, handle=self._handle)
+        for session in self.world.senders:
+            for size in (8 << 20, 300_000):
+                transfer = self.world.send(session, size, TrafficClass(session % 3))
+                self.world.at(900_000_000, lambda s=session, t=transfer, z=size: self._done(s, t, z))  # type: ignore[misc]
+        self.world.run(2_000_000_000)
+        self.recorder.flush()
+        self._end_part()
+
+    def _done(self, session: int, transfer: object, size: int) -> None:
+        self.world.done(session, transfer, size, TrafficClass(session % 3))  # type: ignore[arg-type]
+
+    def _handle(self, event: CoordinatorEvent, now_ns: int) -> list[CoordinatorEffect]:
+        now_ns += START_NS
+        if self.part == 0 or (self.part_after and self.events % self.part_after == 0):
+            self._new_part(now_ns)
+        self.events += 1
+        self.recorder.saw(now_ns, event)
+        effects = self.machine.handle(event, now_ns)
+        if effects:
+            self.recorder.performed(effects)
+        return effects
+
+    def _new_part(self, now_ns: int) -> None:
+        self.recorder.flush()
+        if self.part:
+            self._end_part()
+            for age in range(self.part - 1, -1, -1):
+                part_path(self.path, age).rename(part_path(self.path, age + 1))
+        self.recorder.begun(now_ns)
+        self.part += 1
+        self.lines[:] = [self.recorder.header(self.machine, 5, "life", self.part, 1, checkpoint=self.part > 1)]
+
+    def _end_part(self) -> None:
+        self.path.write_bytes(b"".join(self.lines))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "grants.log"
+
+
+def test_a_run_replays_to_identical_effects(path: Path) -> None:
+    run = Recorded(path)
+    # FluidWorld starts at 0, the machine's clock does not: the log keeps what the machine saw.
+    result = replay(open_log(path))
+    assert result.difference is None
+    assert result.events == run.events
+    assert result.grants == len(run.world.grants) > 20
+
+
+def test_parts_are_found_and_joined(path: Path) -> None:
+    run = Recorded(path, part_after=100)
+    parts = open_log(path)
+    assert [part.header.part for part in parts] == list(range(1, run.part + 1))
+    result = replay(parts)
+    assert (result.difference, result.events, result.notes) == (None, run.events, [])
+
+
+def test_a_later_part_replays_from_its_checkpoint(path: Path) -> None:
+    run = Recorded(path, part_after=100)
+    part_path(path, run.part - 1).unlink()
+    result = replay(open_log(path))
+    assert result.difference is None
+    assert result.events == run.events - 100
+
+
+def test_a_torn_end_is_skipped_with_a_word(path: Path) -> None:
+    run = Recorded(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    result = replay(open_log(path))
+    assert result.difference is None
+    assert result.events == run.events - 1
+    assert "torn" in result.notes[0]
+
+
+def test_a_broken_middle_ends_the_reading(path: Path) -> None:
+    Recorded(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[20] = b'[12, ["Nonsense", []]]\n'
+    path.write_bytes(b"".join(lines))
+    result = replay(open_log(path))
+    assert result.events == 19
+    assert "grants.log:21: not a record" in result.notes[0]
+
+
+def test_a_broken_part_is_bridged_by_the_checkpoint_of_the_next(path: Path) -> None:
+    run = Recorded(path, part_after=100)
+    second = part_path(path, run.part - 2)
+    lines = second.read_bytes().splitlines(keepends=True)
+    second.write_bytes(b"".join(lines[:50]) + b"[[[\n" + b"".join(lines[50:]))
+    result = replay(open_log(path))
+    assert result.difference is None
+    assert result.events == run.events - 51
+    assert any("checkpoint" in note for note in result.notes)
+
+
+def test_the_first_difference_is_shown(path: Path) -> None:
+    Recorded(path)
+    text = path.read_text()
+    changed = text.replace("pipeline: first in line, whole link", "for no reason", 1)
+    assert changed != text
+    path.write_text(changed)
+    difference = replay(open_log(path)).difference
+    assert difference is not None
+    assert "for no reason" in str(difference.recorded)
+    assert "first in line" in str(difference.replayed)
+    assert difference.number == next(i for i, line in enumerate(changed.splitlines()) if "for no reason" in line)
+
+
+def test_the_machine_s_failure_is_a_difference(path: Path) -> None:
+    Recorded(path)
+    lines = path.read_text().splitlines()
+    lines.insert(3, '[1, ["SessionMessage", [1, ["Report", [["a", "b"], "x", 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, true]]]]]')
+    path.write_text("\n".join(lines) + "\n")
+    difference = replay(open_log(path)).difference
+    assert difference is not None
+    assert "TypeError" in difference.failure
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "is empty"), (b"hello\n", "no grant log"), (b"{}\n", "no grant log"), (b'{"proxyd_grant_log": 9}\n', "9")],
+)
+def test_what_is_no_log_is_told(path: Path, content: bytes, words: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(GrantLogError, match=words):
+        Part(path)
+
+
+def test_a_missing_file_is_told(path: Path) -> None:
+    with pytest.raises(GrantLogError, match="cannot read"):
+        open_log(path)
+
+
+def test_a_checkpoint_is_the_whole_machine() -> None:
+    machine = CoordinatorMachine(CONFIG, epoch=5)
+    hello = SessionOpened(1, AgentHello(AgentName("a", "one"), 1, "127.0.0.1:7601"))
+    machine.handle(hello, 1000)
+    text = freeze(machine)
+    assert text is not None
+    from proxyd import __version__
+
+    again = thaw(text, __version__)
+    assert again.status(2000) == machine.status(2000)
+    with pytest.raises(GrantLogError, match=r"0\.0\.0"):
+        thaw(text, "0.0.0")
+
+
+class Bad:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("code of somebody else",)
+
+
+def test_a_checkpoint_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
+    from proxyd import __version__
+
+    text = b64encode(zlib.compress(pickle.dumps(Bad()))).decode()
+    with pytest.raises(GrantLogError, match=r"builtins\.print"):
+        thaw(text, __version__)
+    assert capsys.readouterr().out == ""
