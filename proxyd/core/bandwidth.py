@@ -1,8 +1,43 @@
-"""What is known of a link's bottleneck, how old it is and how sure.
+"""What is known of a link's bottleneck, how old it is and how sure; and the pace that follows from it.
 
-For now the rate is the configured one; only delay is measured. The estimator that learns the rate from live transfers
-will stand behind the same interface: :meth:`LinkEstimator.on_report` takes what agents saw,
-:meth:`LinkEstimator.estimate` answers, and never with 0, infinity or NaN.
+Theory of operation
+-------------------
+One rate controller for all senders of a link together. Every report updates the link's totals (:class:`Flow`), and
+with them *E*, the estimate of what the bottleneck carries, and *P*, the pace that is granted in all.
+
+**Where the truth is.** A delivered rate never exceeds the bottleneck's, so any sample may raise E. A sample may lower E
+only while the link is the limit: data waited at the hosts all the time that the sample's bytes were sent, their TCP
+windows were wide enough, and a queue stood at the gateway (or packets were lost). Samples of idle, bursty or cold
+senders therefore never drag the estimate down (the "application-limited" samples of
+draft-cheng-iccrg-delivery-rate-estimation), and a sender paced below the bottleneck, whose delivered rate merely equals
+its pace, neither.
+
+**Where the link is kept.** At a small standing queue q*: a fiftieth of a round trip. While it stands, the delivered
+rate *is* the capacity, up and down, half a round trip old; that is the delay target of TCP Vegas (Brakmo and Peterson,
+1995) and Copa (Arun and Balakrishnan, NSDI 2018), held by one controller for all senders instead of one each. The pace
+steers what is in flight to what the path holds::
+
+    P = E + (E x (R + q*) - in flight) / (R + control round trip)
+
+Bytes in flight are known at once, so the term acts like a Smith predictor: what was sent in the last round trip is
+counted before its effect can be seen. A hole in the pipe (after idleness) is not made up for, that would only build a
+queue; so the term is not positive until the pipe has been full for a round trip.
+
+**Up.** A rate that grows slowly shows by itself: the queue's stand-in keeps pushing by q*/R per round trip. Where no
+queue shows for a whole round trip, the pace probes above E, by 2 % and doubling from round trip to round trip, as far
+as half the buffer holds the excess. **Down.** A queue beyond the target drains within about a round trip.
+
+**Start-up** without a hint begins at 100 Mbit/s and doubles per round trip until a queue, a loss or a plateau shows.
+
+**Losses** lower E once per event, to what was delivered then: afterwards TCP has cut its window and what it delivers
+says nothing about the path. Repeated losses without any queue before them are a *policer's* (Flach et al., SIGCOMM
+2016): its bucket's burst is not its rate, so E becomes the average of two seconds, and probing waits, ever longer.
+
+**A queue that isn't ours** (other tenants' traffic, a longer route) doesn't drain however little we send. What has
+stood for eight round trips counts as distance from then on; without that the link would be left to the others.
+
+**Age.** E keeps its value without samples for a quarter of an hour, then it falls back to the hint (or the safe start)
+by half every five minutes. It is never 0, infinite or NaN.
 
 Rates here are **payload** bytes per second: what is left of the wire's rate after IP and TCP headers. A kernel's
 ``SO_MAX_PACING_RATE`` counts payload, and so do grants; pacing payload at the wire's rate would overfill the link by
@@ -12,11 +47,13 @@ the share of the headers.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
 from proxyd.core.messages import Report
 from proxyd.core.rtt import RttTracker
+from proxyd.core.windowed import WindowedMin
 
 NANOS = 1_000_000_000
 HEADERS_BYTES = 52
@@ -25,6 +62,47 @@ DEFAULT_CAPACITY_BYTES_PER_S = 100_000_000 // 8
 DEFAULT_RTT_NS = 50_000_000
 DEFAULT_BUFFER_SHARE_OF_BDP = 0.1
 """The safe start for a link of which nothing is configured: 100 Mbit/s, 50 ms, a shallow buffer."""
+LEAST_BYTES_PER_S = 10_000
+"""No estimate is lower (80 kbit/s): below, a report interval holds less than a packet."""
+MOST_BYTES_PER_S = 100_000_000_000
+"""No estimate is higher (800 Gbit/s)."""
+
+QUEUE_TARGET = 0.02
+"""q* as a part of the round trip. 0.04 uses 1 to 3 % more of a wildly moving link, and doubles the losses in a buffer
+of 0.1 BDP."""
+QUEUE_TARGET_LEAST_NS = 800_000
+"""Hosts add 0.3 to 0.9 ms of noise to a round trip: a smaller target would be lost in it."""
+QUEUE_TARGET_OF_BUFFER = 0.3
+WINDOW_OF_RTT = 5
+"""A rate is measured over a fifth of a round trip, but no less than ``LEAST_WINDOW_NS``."""
+SAMPLE_NS = 2_500_000
+"""Samples are kept no closer than that, however many senders report."""
+LEAST_WINDOW_NS = 20_000_000
+"""Four reports: less would measure when they came."""
+PROBE = 0.02
+"""First excess of a probe; it doubles from round trip to round trip."""
+PROBE_MOST = 0.25
+DRAIN_LEAST = 0.1
+FILL_MOST = 1.25
+"""The pace stays within these multiples of the estimate."""
+STARTUP_GAIN = 2.0
+PLATEAU = 1.25
+PLATEAU_ROUNDS = 3
+"""Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""
+WEAK = 0.9
+"""What a queue that might be the hosts' noise may take off the estimate per round trip."""
+LOSSES = 3
+LOSS_SHARE = 0.005
+"""A loss event: at least so many retransmitted packets in a round trip, and this part of what was delivered."""
+POLICER_EVENTS = 3
+POLICER_SPAN_NS = 15 * NANOS
+LONG_WINDOW_NS = 2 * NANOS
+HOLD_LEAST_NS = 1 * NANOS
+HOLD_MOST_NS = 16 * NANOS
+"""After losses without a queue, probing waits so long, doubling."""
+STANDING_ROUNDS = 8
+STALE_NS = 15 * 60 * NANOS
+HALF_LIFE_NS = 5 * 60 * NANOS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,22 +110,31 @@ class LinkSettings:
     """One link as configured. Raises ConfigError for values that no link can have."""
 
     link: LinkName
-    capacity_bytes_per_s: int
-    """On the wire, headers included."""
-    rtt_ns: int
+    capacity_bytes_per_s: int = 0
+    """On the wire, headers included: where a live estimate starts, or (``live`` off) what is believed for ever. 0: not
+    known."""
+    rtt_ns: int = 0
+    """0: not known."""
     buffer_bytes: int = 0
-    """The gateway's drop-tail buffer; 0: not known, so nothing counts on it."""
+    """The gateway's drop-tail buffer; 0: not known, so a shallow one is assumed until losses show it."""
     pace_share: float = 0.98
-    """Part of the capacity that is granted; the rest drains what hand-overs queue up."""
+    """Part of a fixed capacity that is granted; the rest drains what hand-overs queue up."""
     mtu_bytes: int = 1500
     source: str = "configured"
+    live: bool = False
+    """The rate is found from live transfers and followed; else the configured one is believed."""
 
     def __post_init__(self) -> None:
-        if self.capacity_bytes_per_s < 1000 or self.rtt_ns < 0 or self.buffer_bytes < 0:
+        if self.rtt_ns < 0 or self.buffer_bytes < 0 or self.capacity_bytes_per_s < 0:
             raise ConfigError(
                 f"link {self.link}: capacity {self.capacity_bytes_per_s} bytes/s, rtt {self.rtt_ns} ns and buffer "
                 f"{self.buffer_bytes} bytes are not those of a link",
-                why="the capacity must be at least 8 kbit/s, the others not negative",
+                why="none of them can be negative",
+            )
+        if self.capacity_bytes_per_s < 1000 and not (self.live and self.capacity_bytes_per_s == 0):
+            raise ConfigError(
+                f"link {self.link}: capacity {self.capacity_bytes_per_s} bytes/s is not that of a link",
+                why="the capacity must be at least 8 kbit/s, or be left out where the estimate is live",
             )
         if not 0 < self.pace_share <= 1:
             raise ConfigError(f"link {self.link}: pace {self.pace_share} must be above 0 and at most 1")
@@ -56,14 +143,19 @@ class LinkSettings:
 
     @property
     def payload_bytes_per_s(self) -> int:
-        """What the capacity leaves for payload in full packets."""
-        return self.capacity_bytes_per_s * (self.mtu_bytes - HEADERS_BYTES) // self.mtu_bytes
+        """What the capacity leaves for payload in full packets; of an unknown one, the safe start's."""
+        wire = self.capacity_bytes_per_s or DEFAULT_CAPACITY_BYTES_PER_S
+        return wire * (self.mtu_bytes - HEADERS_BYTES) // self.mtu_bytes
+
+    @property
+    def start_rtt_ns(self) -> int:
+        """The round trip until one was measured."""
+        return self.rtt_ns or DEFAULT_RTT_NS
 
 
 def default_settings(link: LinkName) -> LinkSettings:
-    """The documented safe start for an owned link that isn't configured."""
-    buffer_bytes = int(DEFAULT_CAPACITY_BYTES_PER_S * DEFAULT_RTT_NS // NANOS * DEFAULT_BUFFER_SHARE_OF_BDP)
-    return LinkSettings(link, DEFAULT_CAPACITY_BYTES_PER_S, DEFAULT_RTT_NS, buffer_bytes, source="default")
+    """The documented safe start for an owned link that isn't configured: everything is found from live transfers."""
+    return LinkSettings(link, source="default", live=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,40 +172,326 @@ class LinkEstimate:
     confidence: float
     """0 (a guess) to 1 (measured now, or told by the operator)."""
     source: str
+    """"configured" (hint, or fixed), "default" (nothing known), "estimated", "policed"."""
+
+
+@dataclasses.dataclass(slots=True)
+class Flow:
+    """What all senders of a link have done together, as of one report; counts never decrease."""
+
+    delivered_bytes: int = 0
+    in_flight_bytes: int = 0
+    """Left and not delivered."""
+    retransmits: int = 0
+    """Segments."""
+    demand: bool = False
+    """Data waits at some host for its turn at the link."""
+    window_limited: bool = False
+    """TCP's own window, not the granted rate, holds the reporting sender back."""
+    control_rtt_ns: int = 0
 
 
 class LinkEstimator:
-    """The estimate of one link: configured rate, measured delay."""
+    """The estimate of one link, and the pace that follows from it (see the module's text)."""
 
-    __slots__ = ("_confidence", "_settings", "rtt")
+    __slots__ = (
+        "_base_ns",
+        "_buffer_ns",
+        "_buffer_seen_bytes",
+        "_confirmed_ns",
+        "_excess",
+        "_flow",
+        "_full_since_ns",
+        "_hold_ns",
+        "_hold_until_ns",
+        "_known_rtt_ns",
+        "_least_queue",
+        "_loss_events_ns",
+        "_lossy_until_ns",
+        "_plateaus",
+        "_queue_ns",
+        "_rate",
+        "_recent",
+        "_round_ns",
+        "_round_queue_ns",
+        "_round_rate",
+        "_rounds",
+        "_settings",
+        "_starting",
+        "_weak_rate",
+        "pace_bytes_per_s",
+        "policed",
+        "rtt",
+        "saturated_ns",
+    )
 
     def __init__(self, settings: LinkSettings) -> None:
         self._settings = settings
-        self._confidence = 1.0 if settings.source == "configured" else 0.0
         self.rtt = RttTracker()
+        self._rate = float(settings.payload_bytes_per_s)
+        """E."""
+        self._starting = settings.live and settings.capacity_bytes_per_s == 0
+        self.pace_bytes_per_s = (
+            int(self._rate) if settings.live else max(1, int(settings.payload_bytes_per_s * settings.pace_share))
+        )
+        """P: what may be granted in all now."""
+        self.policed = False
+        self.saturated_ns = -(1 << 62)
+        """When the link was last seen to be the limit."""
+        self._flow = Flow()
+        self._known_rtt_ns = 0
+        """The least round trip when it was last measured: idleness doesn't move a link."""
+        self._recent: deque[tuple[int, int, int]] = deque()
+        """(time, delivered bytes, retransmits) of the last two seconds at most."""
+        self._full_since_ns: int | None = None
+        """Everything delivered from then on was sent without a gap; None: there is a gap now."""
+        self._confirmed_ns: int | None = None
+        self._queue_ns = 0
+        self._base_ns = 0
+        """Standing queue that isn't ours: counted as distance."""
+        self._least_queue = WindowedMin(STANDING_ROUNDS * DEFAULT_RTT_NS)
+        self._buffer_ns = 0
+        self._buffer_seen_bytes = 0
+        """The gateway's buffer as losses showed it; 0: never."""
+        self._excess = 0.0
+        self._round_ns = 0
+        self._round_rate = 0.0
+        self._round_queue_ns = 0
+        """The largest queue of this round trip and the one before."""
+        self._rounds = 0
+        self._plateaus = 0
+        self._weak_rate = self._rate
+        self._lossy_until_ns = 0
+        self._loss_events_ns: deque[int] = deque()
+        self._hold_ns = 0
+        self._hold_until_ns = 0
 
-    def on_report(self, report: Report, now_ns: int) -> None:
-        """Take in what one agent saw."""
-        self.rtt.add(report.srtt_ns, report.min_rtt_ns, now_ns)
+    # ------------------------------------------------------------------------------------------------------- answers
 
     def min_rtt_ns(self, now_ns: int) -> int:
-        """The least round trip: measured, but within 1 to 1.5 times the configured one.
+        """The least round trip.
 
-        Stacks and relays add to what the wire takes, and a window that ignored it would idle the link; but a persistent
-        queue must not pass for distance, hence the upper bound.
+        Of a live link it is what was measured (and a queue that has stood too long to be ours). Of a fixed one it
+        stays within 1 to 1.5 times the configured one: stacks and relays add to what the wire takes, and a window that
+        ignored it would idle the link; but a persistent queue must not pass for distance.
         """
-        configured_ns = self._settings.rtt_ns
-        return min(max(self.rtt.min_rtt_ns(now_ns), configured_ns), configured_ns + configured_ns // 2)
+        measured_ns = self.rtt.min_rtt_ns(now_ns)
+        if self._settings.live:
+            return (measured_ns or self._known_rtt_ns or self._settings.start_rtt_ns) + self._base_ns
+        configured_ns = self._settings.start_rtt_ns
+        return min(max(measured_ns, configured_ns), configured_ns + configured_ns // 2)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The gateway's buffer: configured, or as losses showed it; 0 when neither is."""
+        return self._settings.buffer_bytes or self._buffer_seen_bytes
+
+    def rate_bytes_per_s(self, now_ns: int) -> int:
+        """E, aged (see the module's text)."""
+        rate = self._rate
+        if self._settings.live and self._confirmed_ns is not None:
+            stale_ns = now_ns - self._confirmed_ns - STALE_NS
+            if stale_ns > 0:
+                floor = self._settings.payload_bytes_per_s
+                rate = floor + (rate - floor) * 0.5 ** (stale_ns / HALF_LIFE_NS)
+        return int(min(max(rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S))
 
     def estimate(self, now_ns: int) -> LinkEstimate:
         """The present estimate."""
         settings = self._settings
+        age_ns = now_ns - self._confirmed_ns if self._confirmed_ns is not None else 0
+        if not settings.live:
+            source, age_ns, confidence = settings.source, 0, 1.0
+        elif self._confirmed_ns is None:
+            source = settings.source if settings.capacity_bytes_per_s else "default"
+            confidence = 0.5 if settings.capacity_bytes_per_s else 0.0
+        else:
+            source = "policed" if self.policed else "estimated"
+            confidence = (0.5 if self._starting else 1.0) * 0.5 ** (age_ns / STALE_NS)
         return LinkEstimate(
-            bottleneck_bytes_per_s=settings.payload_bytes_per_s,
+            bottleneck_bytes_per_s=self.rate_bytes_per_s(now_ns),
             min_rtt_ns=self.min_rtt_ns(now_ns),
             queue_ns=self.rtt.queue_ns(now_ns),
-            buffer_bytes=settings.buffer_bytes,
-            age_ns=0,
-            confidence=self._confidence,
-            source=settings.source,
+            buffer_bytes=self.buffer_bytes,
+            age_ns=age_ns,
+            confidence=confidence,
+            source=source,
         )
+
+    def saturated(self, now_ns: int, for_ns: int) -> bool:
+        """The link itself was the limit within the last ``for_ns``: what a sender didn't get through was not its
+        fault."""
+        return now_ns - self.saturated_ns <= for_ns
+
+    # ------------------------------------------------------------------------------------------------------- samples
+
+    def on_arrival(self, nbytes: int, span_ns: int, now_ns: int) -> None:
+        """A whole message arrived within ``span_ns`` (last minus first arrival at the receiver): short bursts, whose
+        sender is idle before a round trip is over, show their rate only there. It can raise the estimate, up to what
+        was granted."""
+        if not self._settings.live or span_ns < 1_000_000 or nbytes < 256 << 10:
+            return
+        rate = min(nbytes * NANOS / span_ns, float(self.pace_bytes_per_s))
+        if rate > self._rate and not self.policed:
+            self._rate = rate
+            self._confirmed_ns = now_ns
+            self._set_pace(now_ns, self.min_rtt_ns(now_ns))
+
+    def on_report(self, report: Report, flow: Flow, now_ns: int) -> None:
+        """One agent reported; ``flow``: the link's totals with it."""
+        before, self._flow = self._flow.delivered_bytes, flow
+        self.rtt.add(report.srtt_ns, report.min_rtt_ns, now_ns)
+        if not self._settings.live:
+            return
+        self._known_rtt_ns = self.rtt.min_rtt_ns(now_ns) or self._known_rtt_ns
+        rtt_ns = self.min_rtt_ns(now_ns)
+        if not flow.demand:
+            self._full_since_ns = None
+        elif self._full_since_ns is None:
+            self._full_since_ns = now_ns + rtt_ns
+        if flow.delivered_bytes > before and report.srtt_ns and report.min_rtt_ns:
+            # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
+            self._queue_ns = max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
+        if not self._recent or now_ns - self._recent[-1][0] >= SAMPLE_NS:
+            self._recent.append((now_ns, flow.delivered_bytes, flow.retransmits))
+        while self._recent[0][0] < now_ns - LONG_WINDOW_NS:
+            self._recent.popleft()
+        self._judge(rtt_ns, now_ns)
+        self._set_pace(now_ns, rtt_ns)
+
+    def _since(self, at_ns: int) -> tuple[int, int, int]:
+        """The newest sample that is no younger than ``at_ns``; else the oldest."""
+        for sample in reversed(self._recent):
+            if sample[0] <= at_ns:
+                return sample
+        return self._recent[0]
+
+    def _judge(self, rtt_ns: int, now_ns: int) -> None:
+        """What the latest sample says of the bottleneck."""
+        flow = self._flow
+        begin_ns, delivered, _ = self._since(now_ns - max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS))
+        elapsed_ns = now_ns - begin_ns
+        if elapsed_ns < LEAST_WINDOW_NS * 3 // 4:
+            return
+        rate = (flow.delivered_bytes - delivered) * NANOS / elapsed_ns
+        full = self._full_since_ns is not None and self._full_since_ns <= begin_ns
+        target_ns = self._target_ns(rtt_ns)
+        lossy = self._lost(rtt_ns, full, rate, now_ns)
+        queued = full and self._queue_ns > max(target_ns // 2, QUEUE_TARGET_LEAST_NS // 2)
+        surplus = flow.in_flight_bytes - rate * rtt_ns / NANOS
+        strong = self._queue_ns > max(2_000_000, rtt_ns // 20) and surplus > self._rate * rtt_ns / NANOS / 20
+        if queued and flow.window_limited and not strong:
+            queued = False  # a cold window, and a busy host
+        self._next_round(rtt_ns, rate, full, now_ns)
+        if rate > self._rate and not self.policed:
+            self._rate = rate
+        if queued or lossy:
+            self.saturated_ns = self._confirmed_ns = now_ns
+            self._excess = 0.0
+            if queued and not lossy:
+                floor = 0.0 if strong else self._weak_rate * WEAK
+                self._rate = max(min(rate, self._rate), floor)
+            if self._starting and full:
+                self._starting = False
+                self._rate = max(rate, LEAST_BYTES_PER_S)
+        elif full and rate >= 0.95 * self._rate:
+            self._confirmed_ns = now_ns
+        self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
+
+    def _next_round(self, rtt_ns: int, rate: float, full: bool, now_ns: int) -> None:
+        """Once per round trip: plateaus, probes, standing queues."""
+        self._round_queue_ns = max(self._round_queue_ns, self._queue_ns)
+        if now_ns - self._round_ns < rtt_ns:
+            return
+        quiet = self._round_queue_ns <= max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
+        self._round_ns = now_ns
+        self._weak_rate = self._rate
+        last, self._round_rate = self._round_rate, rate
+        if self._starting:
+            self._plateaus = self._plateaus + 1 if full and rate < PLATEAU * last else 0
+            if self._plateaus >= PLATEAU_ROUNDS and not self._flow.window_limited:
+                self._starting = False
+        if full and quiet and now_ns >= self._hold_until_ns and not self._starting:
+            followed = rate >= self._rate * (1 + self._excess / 2) * 0.98
+            more = 2 * self._excess if self._excess and followed else PROBE
+            self._excess = min(more, PROBE_MOST, max(self._buffer_share(rtt_ns) / 2, PROBE))
+        self._stand(rtt_ns, full, now_ns)
+        self._round_queue_ns = self._queue_ns
+
+    def _stand(self, rtt_ns: int, full: bool, now_ns: int) -> None:
+        """A queue that stands although we drain it isn't ours: count it as distance, and look again when it is gone."""
+        self._least_queue.span_ns = STANDING_ROUNDS * rtt_ns
+        self._least_queue.add(self._queue_ns, now_ns)
+        self._rounds = self._rounds + 1 if full else 0
+        if self._rounds < STANDING_ROUNDS:
+            return
+        standing_ns = self._least_queue.get(now_ns) or 0
+        if standing_ns > 3 * self._target_ns(rtt_ns):
+            self._base_ns += standing_ns - self._target_ns(rtt_ns)
+            self._rounds = 0
+        elif self._base_ns and self._queue_ns == 0:
+            self._base_ns //= 2
+            self._rounds = 0
+
+    def _lost(self, rtt_ns: int, full: bool, rate: float, now_ns: int) -> bool:
+        """Whether a loss event begins now, and what follows from it."""
+        flow = self._flow
+        _, delivered, retransmits = self._since(now_ns - rtt_ns)
+        packets = flow.retransmits - retransmits
+        least = max(LOSSES, int((flow.delivered_bytes - delivered) * LOSS_SHARE) // self._settings.mtu_bytes)
+        if packets < least:
+            return False
+        if now_ns < self._lossy_until_ns:
+            self._lossy_until_ns = now_ns + rtt_ns if self._queue_ns else self._lossy_until_ns
+            return False
+        self._lossy_until_ns = now_ns + 2 * rtt_ns
+        queue_ns = max(self._round_queue_ns, self._queue_ns)
+        if queue_ns > max(2_000_000, rtt_ns // 50):
+            seen = int(queue_ns * self._rate) // NANOS
+            self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
+            self._rate = min(self._rate, rate if full else self._rate * WEAK)
+            return True
+        self._loss_events_ns.append(now_ns)
+        while self._loss_events_ns[0] < now_ns - POLICER_SPAN_NS:
+            self._loss_events_ns.popleft()
+        self._hold_ns = min(max(2 * self._hold_ns, HOLD_LEAST_NS), HOLD_MOST_NS)
+        self._hold_until_ns = now_ns + self._hold_ns
+        begin_ns, delivered, _ = self._recent[0]
+        long_rate = (flow.delivered_bytes - delivered) * NANOS / max(1, now_ns - begin_ns)
+        if len(self._loss_events_ns) >= POLICER_EVENTS and full and now_ns - begin_ns > LONG_WINDOW_NS // 2:
+            self.policed = True
+            self._rate = long_rate
+        else:
+            self._rate = min(self._rate, max(rate, self._rate * WEAK))
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------- pace
+
+    def _buffer_share(self, rtt_ns: int) -> float:
+        """The gateway's buffer in round trips; a shallow one where nothing is known."""
+        known = self.buffer_bytes
+        return known * NANOS / (self._rate * rtt_ns) if known else DEFAULT_BUFFER_SHARE_OF_BDP
+
+    def _target_ns(self, rtt_ns: int) -> int:
+        """q*: the standing queue that is aimed at."""
+        target_ns = max(int(rtt_ns * QUEUE_TARGET), QUEUE_TARGET_LEAST_NS)
+        return min(target_ns, int(rtt_ns * self._buffer_share(rtt_ns) * QUEUE_TARGET_OF_BUFFER))
+
+    def _set_pace(self, now_ns: int, rtt_ns: int) -> None:
+        rate = self._rate
+        if self._starting:
+            self.pace_bytes_per_s = int(rate * STARTUP_GAIN)
+            return
+        flow = self._flow
+        target_ns = self._target_ns(rtt_ns)
+        if now_ns < self._hold_until_ns:
+            target_ns, self._excess = 0, 0.0
+        gain = 1 + self._excess
+        pipe_bytes = rate * gain * (rtt_ns + target_ns) / NANOS
+        correction = (pipe_bytes - flow.in_flight_bytes) * NANOS / (rtt_ns + flow.control_rtt_ns)
+        full_ns = self._full_since_ns
+        if flow.window_limited or full_ns is None or now_ns < full_ns:
+            correction = min(correction, 0.0)
+        most = rate if now_ns < self._hold_until_ns else rate * FILL_MOST
+        pace = min(max(rate * gain + correction, rate * DRAIN_LEAST), most)
+        self.pace_bytes_per_s = max(1, int(pace))

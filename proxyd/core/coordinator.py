@@ -31,6 +31,7 @@ from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, 
 from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.lanes import Lane
 from proxyd.core.messages import (
     AgentHello,
     AgentMessage,
@@ -40,6 +41,7 @@ from proxyd.core.messages import (
     CoordinatorMessage,
     Denied,
     Directory,
+    Echo,
     EndpointDown,
     EndpointUp,
     LinkInfo,
@@ -58,6 +60,8 @@ MAX_UNCONFIGURED_LINKS = 4096
 RETURN_NS = 5_000_000_000
 """After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
 MAX_EPOCH = 1 << 62
+MAX_BEATS_UNDER_WAY = 64
+"""Echoes of older beats count for nothing."""
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
 messages."""
@@ -100,6 +104,8 @@ class _Session:
     transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
     places: dict[int, int] = dataclasses.field(default_factory=dict)
     """Announcement -> its place in the queue."""
+    control_rtt_ns: int = 0
+    """Smoothed over the echoes of beats; 0: not measured yet."""
 
     @property
     def agent(self) -> AgentName:
@@ -142,6 +148,9 @@ class CoordinatorMachine:
         self._told_directory_ns = -DIRECTORY_BATCH_NS
         self._complete_ns: int | None = None
         """When a restarted coordinator's directory counts as complete."""
+        self._beats_ns: dict[int, int] = {}
+        """When the latest beats went out, by number."""
+        self._beats = 0
         self._link_deadlines: dict[LinkName, int] = {}
         self._next_ns: int | None = None
         for settings in config.links:
@@ -318,15 +327,37 @@ class CoordinatorMachine:
             case EndpointDown(endpoint, incarnation, reason):
                 self._registry.down(number, endpoint, incarnation, reason)
                 self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
+            case Echo():
+                self._echo(session, message, now_ns)
             case AgentHello():
                 self._refuse(number, "a second hello in one session", now_ns)
+
+    def _echo(self, session: _Session, echo: Echo, now_ns: int) -> None:
+        """A beat came back: how far is this agent?"""
+        sent_ns = self._beats_ns.get(echo.number)
+        if sent_ns is None:
+            return
+        rtt_ns = max(0, now_ns - sent_ns - max(0, echo.held_ns))
+        smoothed_ns = session.control_rtt_ns
+        # Quickly down, slowly up: a host that was held up for a moment is no further away.
+        session.control_rtt_ns = smoothed_ns + (rtt_ns - smoothed_ns) // (8 if rtt_ns > smoothed_ns > 0 else 1)
+        for link in self._links_from(session.agent.site):
+            lane = link.granter.lanes.get(session.number)
+            if lane is not None:
+                lane.control_rtt_ns = max(session.control_rtt_ns, self.config.control_rtt_ns)
+
+    def _lane(self, link: _Link, session: _Session) -> Lane:
+        lane = link.granter.lane(session.number, session.agent)
+        if session.control_rtt_ns > lane.control_rtt_ns:
+            lane.control_rtt_ns = session.control_rtt_ns  # a new lane of an agent whose distance is known
+        return lane
 
     def _report(self, session: _Session, report: Report, now_ns: int) -> None:
         link = self._links.get(report.link)
         if link is None or report.link.src_site != session.agent.site:
             return
         granter = link.granter
-        granter.report(granter.lane(session.number, session.agent), report, now_ns)
+        granter.report(self._lane(link, session), report, now_ns)
         self._decide(link, now_ns)
 
     def _request(self, session: _Session, message: Request, now_ns: int) -> None:
@@ -339,7 +370,7 @@ class CoordinatorMachine:
         link = self._links.get(message.link) or self._add_link(default_settings(message.link))
         queue = link.granter.queue
         if waiting is None:
-            link.granter.lane(session.number, session.agent)
+            self._lane(link, session)
             order = session.places.pop(message.announcement, 0) or self._next_order()
             waiting = Waiting(
                 message.transfer,
@@ -359,7 +390,7 @@ class CoordinatorMachine:
         if queue.want(waiting, min(message.wanted_bytes, MAX_TRANSFER_BYTES)):
             granter = link.granter
             pace = granter.pace_bytes_per_s(now_ns)
-            in_flight_bytes = pace * granter.settings.rtt_ns // NANOS
+            in_flight_bytes = pace * granter.estimator.min_rtt_ns(now_ns) // NANOS
             starts_in_ns = (nbytes + max(0, granter.outstanding_bytes - in_flight_bytes)) * NANOS // pace
             finishes_in_ns = starts_in_ns + waiting.need_bytes * NANOS // pace
             reason = (
@@ -396,7 +427,9 @@ class CoordinatorMachine:
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
         if link is not None and message.ok and message.traffic in tuple(TrafficClass):
-            link.granter.finished(message.traffic, max(0, min(message.nbytes, MAX_TRANSFER_BYTES)))
+            nbytes = max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
+            link.granter.finished(message.traffic, nbytes)
+            link.granter.estimator.on_arrival(nbytes, message.arrival_span_ns, now_ns)
         self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
 
     def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
@@ -459,20 +492,25 @@ class CoordinatorMachine:
 
     def _beat(self, now_ns: int) -> None:
         self._beat_ns = now_ns + self.config.beat_ns
+        self._beats += 1
+        self._beats_ns[self._beats] = now_ns
+        self._beats_ns.pop(self._beats - MAX_BEATS_UNDER_WAY, None)
         members: dict[str, list[int]] = {}
         for number, session in self._sessions.items():
             members.setdefault(session.agent.site, []).append(number)
         for name, link in self._links.items():
+            if link.granter.settings.live:
+                link.fallback.rebase(link.granter.estimator.rate_bytes_per_s(now_ns))
             link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
         for site in sorted(members):
             links = self._links_from(site)
             infos = tuple(link.granter.info(now_ns) for link in links)
             for number in sorted(members[site]):
-                self._tell_beat(number, links, infos)
+                self._tell_beat(number, links, infos, self._beats)
 
-    def _tell_beat(self, session: int, links: list[_Link], infos: tuple[LinkInfo, ...]) -> None:
+    def _tell_beat(self, session: int, links: list[_Link], infos: tuple[LinkInfo, ...], number: int = 0) -> None:
         fallback = tuple((link.granter.link, link.fallback.of(session)) for link in links)
-        self._tell(session, Beat(self.epoch, fallback, infos))
+        self._tell(session, Beat(self.epoch, fallback, infos, number))
 
     # ----------------------------------------------------------------------------------------------------------- status
 

@@ -33,6 +33,13 @@ class FallbackRates:
         """Of all sessions; never above ``total_bytes_per_s``."""
         return sum(self._rates.values())
 
+    def rebase(self, bottleneck_bytes_per_s: int) -> None:
+        """The estimate moved: with the next :meth:`share` so do the rates, once it has moved by a sixteenth."""
+        total = bottleneck_bytes_per_s * FALLBACK_SHARE[0] // FALLBACK_SHARE[1]
+        if abs(total - self.total_bytes_per_s) * 16 > self.total_bytes_per_s:
+            self.total_bytes_per_s = total
+            self._settled = None
+
     def share(self, sessions: Iterable[int], reserved_bytes_per_s: int = 0) -> None:
         """Share anew among ``sessions``; ``reserved_bytes_per_s`` stay with agents whose session was lost."""
         members = sorted(sessions)

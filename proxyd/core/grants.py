@@ -3,14 +3,8 @@
 Theory of operation
 -------------------
 Each agent with granted bytes has a *lane* (:mod:`proxyd.core.lanes`). Whenever something happened (a request, a report,
-a deadline), :meth:`LinkGranter.decide` makes the *plan*: which agents should be sending now, each at which rate.
-
-* ``pipeline`` and ``bulk``: one agent at a time, in the order of their transfers' arrival, at the whole pace. Only
-  where an
-  agent has shown that it can't use it all, the next in line gets the rest, and so on.
-* ``sync``: all waiting agents at once, at equal shares (a barrier ends with its last member, and 1/N needs no
-  hand-over).
-* An urgent class takes the whole link from the others at the next slot; 5 % of the bytes go to the longest waiter.
+a deadline), :meth:`LinkGranter.decide` asks for the *plan* (:mod:`proxyd.core.plan`): which agents should be sending
+now, each at which share of the *pace*. How high that is, :mod:`proxyd.core.bandwidth` says.
 
 Agents in the plan are granted whole chunks as long as their lane's window and each bottleneck's window have room: the
 next slots of the present sender are issued ahead, clocked by what is delivered. Agents not in the plan get nothing more
@@ -20,6 +14,9 @@ and drain within a slot or two.
 as its agent reports it, and starts when that has happened. If the reports stop (the agent died or hangs), the lane
 counts as busy until the time of its grants has run out, and then gets nothing for a while, or until it reports. Rates
 of lanes that are not leaving never sum to more than the pace: others shrink before anyone grows.
+
+**A pace that changes** reaches whoever holds grants at once, by a :class:`~proxyd.core.messages.Pace`: every lane keeps
+its part of the pace. Waiting for its next grant would fill (or idle) the bottleneck for as long as what it holds lasts.
 """
 
 from __future__ import annotations
@@ -27,13 +24,19 @@ from __future__ import annotations
 import dataclasses
 
 from proxyd.core.allocation import LinkQueue, Waiting
-from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
+from proxyd.core.bandwidth import NANOS, Flow, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
-from proxyd.core.messages import Grant, LinkInfo, Report
+from proxyd.core.messages import Grant, LinkInfo, Pace, Report
 from proxyd.core.plan import Planner, Share
-from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, link_sizes
+from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
 from proxyd.wire.envelope import TrafficClass
+
+REPACE_DOWN = 64
+REPACE_UP = 32
+"""A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/32."""
+RESIZE = 8
+"""Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,18 +89,16 @@ class LinkGranter:
         """A restarted coordinator grants only what the agents' fallback leaves over until then."""
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
-        self._extra_ns = self.sizes.report_ns + control_rtt_ns + HOST_DELAY_NS
-        self._fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + control_rtt_ns
         self._grants = 0
-        self._rtt_ns = settings.rtt_ns
+        self._rtt_ns = settings.start_rtt_ns
+        self._delivered_bytes = self._retransmits = 0
+        """Over all lanes that ever were."""
         self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
-        self._turn_bytes = max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50)
-        """A turn is long enough that the hand-overs before and after it cost little."""
-        self._window_of_lanes: dict[int, int] = {}
-        """Cache: rate -> window."""
+        self._window_of_lanes: dict[tuple[int, int], int] = {}
+        """Cache: (rate, control round trip) -> window."""
         self.bottlenecks: tuple[Bottleneck, ...] = (Bottleneck(str(self.link), 0),)
-        self._resize(1)
+        self._resize(1, control_rtt_ns)
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -105,20 +106,47 @@ class LinkGranter:
         """The session's lane, made when it is new."""
         lane = self.lanes.get(session)
         if lane is None:
-            lane = self.lanes[session] = Lane(session, agent)
+            lane = self.lanes[session] = Lane(session, agent, self._control_rtt_ns)
         return lane
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
-        self._settle(lane.reported(report, now_ns, self._control_rtt_ns))
-        self.estimator.on_report(report, now_ns)
+        before = lane.account.delivered_bytes, lane.account.retransmits
+        self._settle(lane.reported(report, now_ns))
+        self._delivered_bytes += lane.account.delivered_bytes - before[0]
+        self._retransmits += lane.account.retransmits - before[1]
+        self.estimator.on_report(report, self._flow(lane, report), now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
         if rtt_ns != self._rtt_ns:
             self._rtt_ns = rtt_ns
             self._window_of_lanes.clear()
-        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s)
+        if self.settings.live:
+            self._follow(now_ns)
+        saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
+        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
         if changed:
             self._last = changed
+
+    def _flow(self, lane: Lane, report: Report) -> Flow:
+        """The link's totals, for the estimator."""
+        in_flight = 0
+        demand = self.queue.count > 0
+        for other in self._active.values():
+            if not other.ended:
+                account = other.account
+                in_flight += min(account.left_bytes - account.delivered_bytes, account.outstanding_bytes)
+                demand = demand or account.at_host_bytes > 0
+        return Flow(
+            self._delivered_bytes, max(0, in_flight), self._retransmits, demand, report.limited, lane.control_rtt_ns
+        )
+
+    def _follow(self, now_ns: int) -> None:
+        """Let the sizes follow the estimate."""
+        rate, sizes = self.estimator.rate_bytes_per_s(now_ns), self.sizes
+        if abs(rate - sizes.pace_bytes_per_s) * RESIZE > sizes.pace_bytes_per_s:
+            self.sizes = sizes_for(
+                rate, self._rtt_ns, self.estimator.buffer_bytes, self._control_rtt_ns, self._lease_ns
+            )
 
     def session_ended(self, session: int, agent: AgentName, reserve_bytes_per_s: int, now_ns: int) -> None:
         """A session is gone. What its agent holds is reserved until it can't matter any more, and so is what it may
@@ -147,13 +175,12 @@ class LinkGranter:
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When :meth:`decide` should be called although nothing has happened."""
         best: int | None = None
-        lead_ns = self.sizes.lead_ns
         for lane in self._active.values():
             due_ns = lane.account.next_deadline_ns(now_ns)
             if due_ns is not None and (best is None or due_ns < best):
                 best = due_ns
-            if lane.out_of_turn and now_ns < lane.leaves_ns - lead_ns:
-                best = lane.leaves_ns - lead_ns if best is None else min(best, lane.leaves_ns - lead_ns)
+            if lane.out_of_turn and now_ns < (leads_ns := lane.leaves_ns - self._lead_ns(lane)):
+                best = leads_ns if best is None else min(best, leads_ns)
             if lane.silent_until_ns > now_ns:
                 best = lane.silent_until_ns if best is None else min(best, lane.silent_until_ns)
             if lane.reserve_until_ns > now_ns:
@@ -222,8 +249,10 @@ class LinkGranter:
             counted, window = bottleneck.outstanding_bytes, bottleneck.window_bytes
             if counted != outstanding or counted > window or bottleneck.violations:
                 return f"{self.link}: lanes hold {outstanding} bytes, {counted} are counted, the window is {window}"
-        if rate > self.pace_bytes_per_s(now_ns) and now_ns >= self.settle_until_ns:
-            return f"{self.link}: lanes may send {rate} bytes/s, the pace is {self.sizes.pace_bytes_per_s}"
+        pace = self.pace_bytes_per_s(now_ns)
+        # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
+        if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= self.settle_until_ns:
+            return f"{self.link}: lanes may send {rate} bytes/s, the pace is {pace}"
         return ""
 
     # ------------------------------------------------------------------------------------------------------- decisions
@@ -240,18 +269,40 @@ class LinkGranter:
 
     def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted in all at present."""
-        pace = self.sizes.pace_bytes_per_s
+        pace = self.estimator.pace_bytes_per_s
         return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
 
-    def decide(self, now_ns: int) -> list[tuple[int, Grant]]:
-        """Issue what can be issued now: (session, grant) pairs, in order."""
+    def decide(self, now_ns: int) -> list[tuple[int, Grant | Pace]]:
+        """Issue what can be issued now: (session, message) pairs, in order."""
         self._expire(now_ns)
-        issued: list[tuple[int, Grant]] = []
+        issued: list[tuple[int, Grant | Pace]] = []
+        if self.settings.live:
+            self._repace(now_ns, issued)
         while self._round(now_ns, issued):
             pass
         return issued
 
-    def _round(self, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
+    def _repace(self, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+        """Tell whoever holds grants its part of a pace that has changed."""
+        pace = self.pace_bytes_per_s(now_ns)
+        for lane in self._active.values():
+            then = lane.pace_then_bytes_per_s
+            if not then or lane.ended or (-then < (pace - then) * REPACE_DOWN and (pace - then) * REPACE_UP < then):
+                continue
+            if lane.account.outstanding_bytes <= 0:
+                lane.pace_then_bytes_per_s = 0
+                continue
+            rate = max(1, lane.rate_bytes_per_s * pace // then)
+            lane.repace(rate, pace, now_ns)
+            issued.append((lane.session, Pace(self.link, rate, self.epoch)))
+
+    def _lead_ns(self, lane: Lane) -> int:
+        """How long before its last byte leaves a lane passes its share on."""
+        if lane.control_rtt_ns == self._control_rtt_ns:
+            return self.sizes.lead_ns
+        return lead_ns(lane.control_rtt_ns, self.sizes.half_buffer_bytes * NANOS // self.sizes.pace_bytes_per_s)
+
+    def _round(self, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> bool:
         """Serve the plan once; True when a transfer was fully granted, so that the plan may have changed."""
         if not self.queue.count:
             return False
@@ -260,15 +311,18 @@ class LinkGranter:
             self.pace_bytes_per_s(now_ns),
             max(self._rtt_ns, self.sizes.report_ns),
             self.sizes.chunk_bytes,
-            self._turn_bytes,
+            max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50),
             now_ns,
         )
         planned = [share.lane for share in plan]
         for lane in busy:
             lane.out_of_turn = lane not in planned
             if lane.out_of_turn and not lane.leaving:
-                lane.leaving = lane.near_end(now_ns, self.sizes.lead_ns, self._fresh_ns, self.sizes.half_buffer_bytes)
-        self._resize(max(len(plan), 1))
+                fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + lane.control_rtt_ns
+                lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, self.sizes.half_buffer_bytes)
+        self._resize(
+            max(len(plan), 1), max((share.lane.control_rtt_ns for share in plan), default=self._control_rtt_ns)
+        )
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
             if rate and self._issue(share, rate, start_ns, now_ns, issued):
@@ -297,23 +351,28 @@ class LinkGranter:
             return 0, now_ns  # it has passed its share on: first its last bytes must leave
         if leaving and rate + held + leaving > pace:
             start_ns = max(now_ns, max(other.leaves_ns for other in busy if other.leaving and other is not lane))
-            if start_ns - now_ns > self.sizes.lead_ns + self.sizes.report_ns:
+            if start_ns - now_ns > max(self._lead_ns(lane), self.sizes.lead_ns) + self.sizes.report_ns:
                 # It was held up after it had said that it leaves. When it goes on is not known: its next report tells,
                 # and a start time that was handed out can't be moved forward again.
                 return 0, now_ns
         return rate, start_ns
 
-    def _issue(self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant]]) -> bool:
+    def _issue(
+        self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]
+    ) -> bool:
         """Grant a lane what its window holds; True when a transfer was fully granted."""
         lane, sizes = share.lane, self.sizes
         waiting = self.planner.turn or self.queue.classes[share.traffic].head(lane.session)
         if waiting is None:
             return False
         account = lane.account
-        window = self._lane_window(rate)
+        pace = self.pace_bytes_per_s(now_ns)
+        # While a queue drains the pace is below the estimate, but what is granted ahead must not run out.
+        steady = rate * max(pace, sizes.pace_bytes_per_s) // pace if self.settings.live else rate
+        window = self._lane_window(steady, lane.control_rtt_ns)
         # What a sender can't get rid of (its TCP window is cold, its host busy) must not pile up there: it could be
         # sent by others meanwhile, and it can't be called back.
-        ahead = window - rate * self._rtt_ns // NANOS
+        ahead = window - steady * self._rtt_ns // NANOS
         room = min(window - account.outstanding_bytes, ahead - account.at_host_bytes)
         for bottleneck in self.bottlenecks:
             room = min(room, bottleneck.room_bytes)
@@ -331,7 +390,7 @@ class LinkGranter:
         send_ns = nbytes * NANOS // rate
         leaves_by_ns = max(start_ns, lane.leaves_ns) + sizes.ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
-        lane.granted(nbytes, rate, start_ns, self._control_rtt_ns, idle)
+        lane.granted(nbytes, rate, start_ns, pace, idle)
         self._active[lane.session] = lane
         for bottleneck in self.bottlenecks:
             bottleneck.take(nbytes)
@@ -339,7 +398,7 @@ class LinkGranter:
         waiting.reason = reason
         self._count(waiting, nbytes)
         self._grants += 1
-        start_in_ns = max(0, start_ns - now_ns - self._control_rtt_ns // 2)
+        start_in_ns = max(0, start_ns - now_ns - lane.control_rtt_ns // 2)
         grant = Grant(
             grant=self._grants,
             transfer=waiting.transfer,
@@ -349,7 +408,7 @@ class LinkGranter:
             start_in_ns=start_in_ns,
             ttl_ns=sizes.ttl_ns,
             epoch=self.epoch,
-            lead_ns=sizes.lead_ns,
+            lead_ns=self._lead_ns(lane),
             reason=reason,
         )
         issued.append((lane.session, grant))
@@ -364,21 +423,25 @@ class LinkGranter:
 
     # ----------------------------------------------------------------------------------------------------------- sizes
 
-    def _lane_window(self, rate: int) -> int:
+    def _lane_window(self, rate: int, control_rtt_ns: int) -> int:
         """What a lane at ``rate`` may have outstanding."""
-        window = self._window_of_lanes.get(rate)
+        key = (rate, control_rtt_ns)
+        window = None if self.settings.live else self._window_of_lanes.get(key)
         if window is None:
+            sizes = self.sizes
+            pace, chunk = sizes.pace_bytes_per_s, sizes.chunk_bytes
+            slot = max(chunk, sizes.slot_bytes * rate // pace // chunk * chunk)
+            extra_ns = sizes.report_ns + control_rtt_ns + HOST_DELAY_NS
+            window = lane_window_bytes(rate, self._rtt_ns, self.estimator.buffer_bytes, slot, extra_ns, pace)
             if len(self._window_of_lanes) > 64:
                 self._window_of_lanes.clear()
-            pace, chunk = self.sizes.pace_bytes_per_s, self.sizes.chunk_bytes
-            slot = max(chunk, self.sizes.slot_bytes * rate // pace // chunk * chunk)
-            window = lane_window_bytes(rate, self._rtt_ns, self.settings.buffer_bytes, slot, self._extra_ns, pace)
-            self._window_of_lanes[rate] = window
+            self._window_of_lanes[key] = window
         return window
 
-    def _resize(self, lanes: int) -> None:
+    def _resize(self, lanes: int, control_rtt_ns: int) -> None:
         """The link's window for so many lanes: each needs a chunk or two ahead, however slow it is."""
-        target = self._lane_window(self.sizes.pace_bytes_per_s) + (lanes - 1) * 2 * self.sizes.chunk_bytes
+        pace = max(self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s)
+        target = self._lane_window(pace, control_rtt_ns) + (lanes - 1) * 2 * self.sizes.chunk_bytes
         for bottleneck in self.bottlenecks:
             if bottleneck.window_bytes != target:
                 bottleneck.resize(target)
@@ -388,7 +451,7 @@ class LinkGranter:
         estimate = self.estimator.estimate(now_ns)
         return LinkInfo(
             link=self.link,
-            rate_bytes_per_s=self.sizes.pace_bytes_per_s,
+            rate_bytes_per_s=estimate.bottleneck_bytes_per_s if self.settings.live else self.sizes.pace_bytes_per_s,
             rtt_ns=estimate.min_rtt_ns,
             buffer_bytes=estimate.buffer_bytes,
             queue_ns=estimate.queue_ns,
@@ -397,4 +460,5 @@ class LinkGranter:
             waiting_bytes=self.queue.need_bytes,
             age_ns=estimate.age_ns,
             source=estimate.source,
+            confidence=estimate.confidence,
         )

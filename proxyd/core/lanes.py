@@ -49,10 +49,12 @@ class Lane:
         "agent",
         "ceiling_bytes_per_s",
         "ceiling_sticks",
+        "control_rtt_ns",
         "ended",
         "leaves_ns",
         "leaving",
         "out_of_turn",
+        "pace_then_bytes_per_s",
         "rate_bytes_per_s",
         "reported_ns",
         "reserve_bytes_per_s",
@@ -61,12 +63,16 @@ class Lane:
         "silent_until_ns",
     )
 
-    def __init__(self, session: int, agent: AgentName) -> None:
+    def __init__(self, session: int, agent: AgentName, control_rtt_ns: int = 1_000_000) -> None:
         self.session = session
         self.agent = agent
+        self.control_rtt_ns = control_rtt_ns
+        """To its agent and back, as measured by the echoes of beats."""
         self.account = Account()
         self.rate_bytes_per_s = 0
-        """Of its latest grant."""
+        """Of its latest grant, or what it was told since."""
+        self.pace_then_bytes_per_s = 0
+        """The link's pace when that rate was set."""
         self.ceiling_bytes_per_s = 0
         """What it has shown that it can send; 0: no limit known."""
         self.ceiling_sticks = False
@@ -104,19 +110,29 @@ class Lane:
         account = self.account
         return (now_ns < account.binds_until_ns and account.top_rate_bytes_per_s > 0) or now_ns < self.reserve_until_ns
 
-    def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, control_rtt_ns: int, idle: bool) -> None:
-        """A grant was issued."""
+    def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, pace_bytes_per_s: int, idle: bool) -> None:
+        """A grant was issued, at a time when the link's pace was ``pace_bytes_per_s``."""
         if idle:
             self._epoch_ns = start_ns
             self._epoch_left_bytes = self.account.left_bytes
             self._epoch_limited = True
-            self.leaves_ns = start_ns + control_rtt_ns // 2
+            self.leaves_ns = start_ns + self.control_rtt_ns // 2
         self.leaves_ns = max(self.leaves_ns, start_ns) + nbytes * NANOS // rate_bytes_per_s
         self.rate_bytes_per_s = rate_bytes_per_s
+        self.pace_then_bytes_per_s = pace_bytes_per_s
         self.leaving = self.out_of_turn = False
 
-    def reported(self, report: Report, now_ns: int, control_rtt_ns: int) -> int:
+    def repace(self, rate_bytes_per_s: int, pace_bytes_per_s: int, now_ns: int) -> None:
+        """The link's pace changed, and the agent is told its part of it for all that it holds."""
+        if self.leaves_ns > now_ns:
+            self.leaves_ns = now_ns + (self.leaves_ns - now_ns) * self.rate_bytes_per_s // rate_bytes_per_s
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self.pace_then_bytes_per_s = pace_bytes_per_s
+        self.account.repace(rate_bytes_per_s, now_ns)
+
+    def reported(self, report: Report, now_ns: int) -> int:
         """Take in a report; answers the bytes that it settled."""
+        control_rtt_ns = self.control_rtt_ns
         account = self.account
         left_before = account.left_bytes
         settled = account.report(report, now_ns)
@@ -152,15 +168,20 @@ class Lane:
             return True
         return self.account.at_host_bytes <= harmless_bytes
 
-    def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int) -> str:
-        """Judge the last round trip of sending; answers in words what changed, or ""."""
-        if report.backlog_bytes <= 0:
-            # Nothing to send: the time says nothing about the path. What was only a lack of data is forgotten.
+    def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int, saturated: bool = False) -> str:
+        """Judge the last round trip of sending; answers in words what changed, or "".
+
+        :param saturated: the link was the limit within that time, so whatever didn't get through was not this agent's
+            fault.
+        """
+        if report.backlog_bytes <= 0 or saturated:
+            # Nothing to send, or the link itself is full: the time says nothing about this agent's path. What was only
+            # a lack of data is forgotten.
             self._epoch_ns = now_ns
             self._epoch_left_bytes = self.account.left_bytes
             self._epoch_limited = True
             self._slow_epochs = 0
-            if not self.ceiling_sticks:
+            if not self.ceiling_sticks and not saturated:
                 self.ceiling_bytes_per_s = 0
             return ""
         self._epoch_limited = self._epoch_limited and report.limited

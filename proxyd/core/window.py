@@ -66,25 +66,34 @@ def report_interval_ns(rtt_ns: int) -> int:
 
 
 def link_sizes(settings: LinkSettings, control_rtt_ns: int, lease_ns: int) -> LinkSizes:
-    """Derive a link's sizes.
+    """The sizes of a link as configured (see :func:`sizes_for`)."""
+    pace = max(1, int(settings.payload_bytes_per_s * settings.pace_share))
+    return sizes_for(pace, settings.start_rtt_ns, settings.buffer_bytes, control_rtt_ns, lease_ns)
+
+
+def sizes_for(pace: int, rtt_ns: int, buffer_bytes: int, control_rtt_ns: int, lease_ns: int) -> LinkSizes:
+    """Derive a link's sizes from its payload rate, round trip and buffer (0: not known).
 
     A slot is 20 ms of link time, or half the buffer where that is less: one slot too many must not overflow the
     gateway. A hand-over is announced two control round trips ahead, but by no more than half the buffer drains in:
     should the announced end not come, the two senders' overlap still fits.
     """
-    pace = max(1, int(settings.payload_bytes_per_s * settings.pace_share))
-    bdp = pace * settings.rtt_ns // NANOS
-    half_buffer = (settings.buffer_bytes or bdp // 10) // 2
+    bdp = pace * rtt_ns // NANOS
+    half_buffer = (buffer_bytes or bdp // 10) // 2
     slot = min(pace * SLOT_NS // NANOS, max(half_buffer, pace * MIN_SLOT_NS // NANOS))
     slot = min(max(slot, MIN_SLOT_BYTES), MAX_SLOT_BYTES)
     most_chunk = MAX_CHUNK_FAST_BYTES if pace > FAST_BYTES_PER_S else MAX_CHUNK_BYTES
     chunk = min(max(1 << (slot.bit_length() - 1), MIN_CHUNK_BYTES), most_chunk)
     slot = max(chunk, slot // chunk * chunk)
-    half_buffer_ns = half_buffer * NANOS // pace
+    lead = lead_ns(control_rtt_ns, half_buffer * NANOS // pace)
+    ttl = min(max(200_000_000, 3 * rtt_ns, 4 * slot * NANOS // pace), lease_ns // 2)
+    return LinkSizes(pace, report_interval_ns(rtt_ns), slot, chunk, lead, half_buffer, ttl)
+
+
+def lead_ns(control_rtt_ns: int, half_buffer_ns: int) -> int:
+    """How long before its last byte an agent at this distance says so (see :func:`sizes_for`)."""
     lead = min(2 * control_rtt_ns + 1_000_000, max(2_000_000, half_buffer_ns))
-    lead = max(lead, control_rtt_ns + 500_000)
-    ttl = min(max(200_000_000, 3 * settings.rtt_ns, 4 * slot * NANOS // pace), lease_ns // 2)
-    return LinkSizes(pace, report_interval_ns(settings.rtt_ns), slot, chunk, lead, half_buffer, ttl)
+    return max(lead, control_rtt_ns + 500_000)
 
 
 def lane_window_bytes(
@@ -230,6 +239,15 @@ class Account:
         """The agent can't send faster than this, whatever its grants say."""
         for mark in self.marks:
             mark.rate_bytes_per_s = min(mark.rate_bytes_per_s, rate_bytes_per_s)
+        self._top_rate(now_ns)
+
+    def repace(self, rate_bytes_per_s: int, now_ns: int) -> None:
+        """The agent was told another rate for all that it holds."""
+        gone = max(self.left_bytes + self.returned_bytes, self.settled_bytes)
+        for mark in reversed(self.marks):
+            if mark.granted_bytes <= gone:
+                break
+            mark.rate_bytes_per_s = rate_bytes_per_s
         self._top_rate(now_ns)
 
     def binding_rate(self, now_ns: int) -> int:
