@@ -215,7 +215,7 @@ class AgentMachine:
                 self._cancelled(event.transfer, now_ns)
             case ev.SendAnnounced():
                 sender.asking.announce(
-                    event.envelope, self._directory.get(event.envelope.destination), event.ready_in_ns
+                    event.envelope, self._directory.get(event.envelope.destination), event.ready_in_ns, now_ns
                 )
             case ev.RecvAccepted():
                 receiver.accepted(event.transfer)
@@ -292,7 +292,7 @@ class AgentMachine:
         del self._clients[endpoint]
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
-        self.sender.asking.forget_announcements(endpoint)
+        self.sender.asking.forget_announcements(endpoint, now_ns)
         mine = [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]
         for out in [o for o in mine if o.transfer.incarnation == incarnation]:
             if out.state is SendState.HANDED_OVER:

@@ -1,9 +1,8 @@
 """Asking for slots and holding them: an agent's side of the granting.
 
 One :class:`~proxyd.core.linkbook.LinkBook` per link keeps grants and accounts; this file decides what to ask of which
-coordinator, which chunk spends which grant, and what happens when the coordinator falls silent: after half a second the
-agent goes on by itself at the rate that the last beat handed to it (the sum of these rates over all agents stays under
-the link), most urgent class first; an agent that was never handed a rate fails what waits, with the reason.
+coordinator and which chunk spends which grant. What was announced is :mod:`proxyd.core.announcing`'s, what happens when
+a coordinator falls silent :mod:`proxyd.core.alone`'s business.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from collections import deque
 from collections.abc import Callable
 
 from proxyd.core.agent_config import AgentConfig
+from proxyd.core.alone import Alone, Session
+from proxyd.core.announcing import Ahead, Announcements
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, TellSendState, ToCoordinator, ToPeer, WantPeer
 from proxyd.core.events import SendProgress
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
-from proxyd.core.linkbook import FALLBACK_AFTER_NS, FALLBACK_SLICE_NS, NANOS, HeldGrant, LinkBook, PeerCounts
+from proxyd.core.linkbook import NANOS, HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     Announce,
     CancelRequest,
@@ -32,16 +33,10 @@ from proxyd.core.messages import (
 from proxyd.core.transfer import PHASES, Outgoing, SendInput, SendState
 from proxyd.wire import peer as wire
 from proxyd.wire.client import SendPhase
-from proxyd.wire.envelope import Envelope, ErrorCode
-
-ANNOUNCEMENTS_PER_CHANNEL = 4096
-"""Announcements kept for messages that were never posted (a shorter last batch, say); the oldest go first."""
+from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
 
 PACE_STEPS = 256
 """A ceiling that would change by less than 1/256 stays: setting it costs system calls on each stream."""
-
-Channel = tuple[str, int, int, str, int]
-"""(job, source rank, destination rank, group, tag)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,20 +53,6 @@ class Peer:
     free: deque[TransferId] = dataclasses.field(default_factory=deque)
     """Transfers with chunks to send that need no grant."""
     pace_bytes_per_s: int = -1
-
-
-@dataclasses.dataclass(slots=True)
-class Session:
-    """A control session with a coordinator."""
-
-    address: str
-    welcome: Welcome
-    alive: bool
-    heard_ns: int
-
-
-def _channel(envelope: Envelope) -> Channel:
-    return (envelope.job, envelope.src_rank, envelope.dst_rank, envelope.group, envelope.tag)
 
 
 def _info(session: Session, link: LinkName) -> LinkInfo | None:
@@ -96,11 +77,8 @@ class Asking:
         self.links: dict[LinkName, LinkBook] = {}
         self.sessions: dict[str, Session] = {}
         """By address; one that was lost stays here, with what it owned."""
-        self._cancel = cancel
-        self._lost: dict[str, str] = {}
-        """Why a coordinator's session ended, or never stood."""
-        self._announced: dict[Channel, deque[int]] = {}
-        self._next_announcement = 1
+        self._alone = Alone(config, transfers, self.sessions, cancel, self._begin)
+        self.announced = Announcements()
 
     # -------------------------------------------------------------------------------- coordinators
 
@@ -143,9 +121,9 @@ class Asking:
             owner = self.owner(book.link)
             present = None if owner is None else owner.address
             if present == address or present != book.coordinator:
-                self._move(book, owner)
+                self._move(book, owner, now_ns)
 
-    def _move(self, book: LinkBook, owner: Session | None) -> None:
+    def _move(self, book: LinkBook, owner: Session | None, now_ns: int) -> None:
         """A link is in the hands of a new session, or of nobody: old grants are void, what waits asks anew."""
         before = book.coordinator
         waiting = [out for out in self.transfers.values() if out.link == book.link and not out.free]
@@ -161,6 +139,7 @@ class Asking:
         else:
             info = _info(owner, book.link)
             dropped = book.begin_session(owner.address, owner.welcome.epoch, info, owner.heard_ns)
+        self.announced.session_began(book.link)
         for held in dropped:
             if (holder := self.transfers.get(held.transfer)) is not None:
                 self._returned(holder, held)
@@ -168,11 +147,11 @@ class Asking:
             out.session_base_bytes = out.granted_bytes
             out.requested = False
             if out.state in (SendState.QUEUED, SendState.SENDING):
-                self.request(out)
+                self.request(out, now_ns)
 
     def session_lost(self, address: str, reason: str) -> None:
         """A control session ended; silence starts to count for its links."""
-        self._lost[address] = reason
+        self._alone.lost[address] = reason
         session = self.sessions.get(address)
         if session is not None:
             session.alive = False
@@ -199,49 +178,59 @@ class Asking:
 
     # -------------------------------------------------------------------------------------- asking
 
-    def announce(self, envelope: Envelope, entry: DirectoryEntry | None, ready_in_ns: int) -> None:
-        """A trainer will post this message in ``ready_in_ns``: keep its place in the queue."""
+    def announce(self, envelope: Envelope, entry: DirectoryEntry | None, ready_in_ns: int, now_ns: int) -> None:
+        """A trainer will post this message in ``ready_in_ns``: keep its place in the queue, and grant ahead."""
         if entry is None or entry.agent.site == self.config.agent.site:
             return
         book = self.book(LinkName(self.config.agent.site, entry.agent.site))
-        if book.coordinator is None:
-            return
-        channel = _channel(envelope)
-        waiting = self._announced.setdefault(channel, deque())
-        if len(waiting) >= ANNOUNCEMENTS_PER_CHANNEL:
-            waiting.popleft()
-        number = self._next_announcement
-        self._next_announcement += 1
-        waiting.append(number)
-        message = Announce(number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
-        self.effects.append(ToCoordinator(book.coordinator, message))
+        asks = book.coordinator is not None and envelope.nbytes > self.config.unscheduled_bytes
+        number, forgotten = self.announced.add(envelope, book.link if asks else None)
+        for old in forgotten:
+            self.withdraw(old, now_ns)
+        if number and book.coordinator is not None:
+            message = Announce(number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
+            self.effects.append(ToCoordinator(book.coordinator, message))
 
-    def forget_announcements(self, source: EndpointName) -> None:
+    def forget_announcements(self, source: EndpointName, now_ns: int) -> None:
         """A trainer is gone: it posts nothing more of what it announced."""
-        for channel in [channel for channel in self._announced if channel[:2] == (source.job, source.rank)]:
-            del self._announced[channel]
+        for number in self.announced.forget_source(source):
+            self.withdraw(number, now_ns)
 
-    def take_announcement(self, envelope: Envelope) -> int:
-        """The announcement that a posted message fulfils; 0: none."""
-        channel = _channel(envelope)
-        announced = self._announced.get(channel)
-        if not announced:
-            return 0
-        number = announced.popleft()
-        if not announced:
-            del self._announced[channel]
-        return number
+    def withdraw(self, number: int, now_ns: int) -> None:
+        """An announced message will not come, or needs no grants: what was granted ahead to it goes back."""
+        ahead = self.announced.end(number)
+        if ahead is None:
+            return
+        book = self.links[ahead.link]
+        if ahead.transfer is None:
+            book.drop_announcement(number, now_ns)
+            if book.coordinator is not None:
+                gone = Announce(number, ahead.link, "", TrafficClass.BULK, 0, 0)
+                self.effects.append(ToCoordinator(book.coordinator, gone))
 
-    def request(self, out: Outgoing) -> None:
+    def request(self, out: Outgoing, now_ns: int) -> None:
+        """Ask for what a transfer needs; what was granted ahead to its announcement is its own from here on."""
         assert out.link is not None
         assert out.peer is not None
         book = self.book(out.link)
-        if out.need_bytes == 0:
+        ahead = self.announced.get(out.announcement)
+        binds = ahead is not None and ahead.transfer is None and ahead.link == out.link
+        if ahead is not None and binds:
+            out.granted_bytes += ahead.granted_bytes
+            out.wanted_bytes += ahead.returned_bytes
+        if out.need_bytes == 0 and not binds:
             return
-        book.asked[out.transfer] = None
-        if book.coordinator is None:
-            return
-        out.requested = True
+        if book.coordinator is not None:
+            out.requested = True
+            self._say_request(out, book.coordinator)
+        if ahead is not None and binds:
+            self._bind(out, ahead, book, now_ns)
+        if out.need_bytes:
+            book.asked[out.transfer] = None
+
+    def _say_request(self, out: Outgoing, address: str) -> None:
+        assert out.link is not None
+        assert out.peer is not None
         request = Request(
             out.transfer,
             out.link,
@@ -251,7 +240,22 @@ class Asking:
             out.wanted_bytes - out.session_base_bytes,
             out.announcement,
         )
-        self.effects.append(ToCoordinator(book.coordinator, request))
+        self.effects.append(ToCoordinator(address, request))
+
+    def _bind(self, out: Outgoing, ahead: Ahead, book: LinkBook, now_ns: int) -> None:
+        """The message of an announcement may go: at once, if its slot is here already."""
+        ahead.transfer = out.transfer
+        held_bytes = ahead.granted_bytes - ahead.returned_bytes
+        bound = book.bind(out.announcement, out.transfer, min(held_bytes, out.nbytes), now_ns)
+        out.wanted_bytes += held_bytes - bound
+        out.held_bytes += bound
+        if bound:
+            out.step(SendInput.GRANTED)
+            first = next(held for held in book.grants if held.transfer == out.transfer)
+            self._predict(out, book, max(0, first.start_ns - now_ns), first.rate_bytes_per_s, now_ns)
+            self._begin(book, now_ns)
+            if out.peer is not None and any(held.begun and held.transfer == out.transfer for held in book.grants):
+                self._pass_turn(out.peer, now_ns)
 
     def queued(self, message: Queued, now_ns: int) -> None:
         """The coordinator has it in its queue, and predicts when it is done."""
@@ -271,6 +275,16 @@ class Asking:
         # don't rise (a wall clock was set back), nor when those of two coordinators are the same.
         if address != book.coordinator or grant.epoch != book.epoch:
             return
+        if grant.announcement:
+            ahead = self.announced.get(grant.announcement)
+            if ahead is not None and ahead.link == grant.link and ahead.transfer is None:
+                ahead.granted_bytes += grant.nbytes
+                book.add(grant, grant.nbytes, now_ns)
+                self._follow(book, now_ns)
+                return
+            bound = ahead.transfer if ahead is not None else None
+            grant = dataclasses.replace(grant, transfer=bound or grant.transfer, announcement=0)
+            out = self.transfers.get(grant.transfer)
         if out is None or out.link != grant.link:
             book.refuse(grant, now_ns)
             return
@@ -290,11 +304,15 @@ class Asking:
         if out.need_bytes == 0:
             book.asked.pop(out.transfer, None)
         out.step(SendInput.GRANTED)
+        self._predict(out, book, grant.start_in_ns, grant.rate_bytes_per_s, now_ns)
+        self._begin(book, now_ns)
+
+    def _predict(self, out: Outgoing, book: LinkBook, start_in_ns: int, rate_bytes_per_s: int, now_ns: int) -> None:
+        """Tell receiver and trainer when it will be there, should it go on at this rate."""
         left = out.nbytes - out.next_offset
-        finish_in_ns = grant.start_in_ns + left * NANOS // max(1, grant.rate_bytes_per_s) + book.one_way_ns
+        finish_in_ns = start_in_ns + left * NANOS // max(1, rate_bytes_per_s) + book.one_way_ns
         self._expect(out, finish_in_ns, now_ns)
         self.tell_state(out, finish_in_ns)
-        self._begin(book, now_ns)
 
     def paced(self, address: str, message: Pace, now_ns: int) -> None:
         """The bottleneck changed: all that is held on its link goes at this rate, whatever its grants said."""
@@ -369,6 +387,7 @@ class Asking:
 
     def close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
         """A transfer ended: what it holds goes back, and its coordinator hears of it."""
+        self.withdraw(out.announcement, now_ns)
         if out.link is None:
             return
         book = self.links[out.link]
@@ -480,82 +499,28 @@ class Asking:
                 if book.lead_due_ns is not None:
                     times.append(book.lead_due_ns)
             if book.asked:
-                times.append(self._fallback_due_ns(book))
+                times.append(self._alone.due_ns(book))
         return times
 
     def tick(self, now_ns: int) -> None:
         """Do what is due."""
         for book in list(self.links.values()):
             for held in book.expire(now_ns):
+                if held.announcement and (ahead := self.announced.get(held.announcement)) is not None:
+                    ahead.returned_bytes += held.left_bytes
                 if (out := self.transfers.get(held.transfer)) is not None:
                     self._returned(out, held)
-                    self.request(out)
+                    self.request(out, now_ns)
             self._begin(book, now_ns)
-            late = book.asked and (due_ns := self._fallback_due_ns(book)) <= now_ns
+            late = book.asked and (due_ns := self._alone.due_ns(book)) <= now_ns
             if late and not book.second_look(due_ns, now_ns):
-                self._fall_back(book, now_ns)
+                self._alone.go_on(book, now_ns)
             if book.lead_due_ns is not None and book.lead_due_ns <= now_ns:
                 book.say_lead(now_ns)
             if book.report_due_ns is not None and book.report_due_ns <= now_ns:
                 report = book.report(now_ns)
                 if report is not None and book.coordinator is not None:
                     self.effects.append(ToCoordinator(book.coordinator, report))
-
-    def _fallback_due_ns(self, book: LinkBook) -> int:
-        if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
-            # Of the one that asked first, not the least of all: this is reckoned at every event.
-            oldest = self.transfers[next(iter(book.asked))].posted_ns
-            if book.coordinator is None:
-                return oldest + self.config.resolve_timeout_ns
-            return max(oldest, book.last_heard_ns) + self.config.peer_timeout_ns
-        return max(book.last_heard_ns + FALLBACK_AFTER_NS, book.fallback_next_ns, book.look_again_ns)
-
-    def _fall_back(self, book: LinkBook, now_ns: int) -> None:
-        """Go on without the coordinator: a slot of our own at the fallback rate, or an error where there is none."""
-        if book.coordinator is None or book.fallback_rate_bytes_per_s == 0:
-            why = self._why_no_grants(book, now_ns)
-            for out in [self.transfers[transfer] for transfer in book.asked]:
-                self._cancel(out, ErrorCode.CONTROL_LOST, f"{out.envelope.describe()}: {why}", now_ns)
-            return
-        waiting = sorted(
-            (self.transfers[transfer] for transfer in book.asked),
-            key=lambda o: (o.envelope.traffic, o.posted_ns, o.transfer),
-        )
-        rate = book.fallback_rate_bytes_per_s
-        for out in waiting:
-            if out.state not in (SendState.QUEUED, SendState.SENDING) or out.peer is None:
-                continue
-            slot_bytes = max(out.chunk_bytes, rate * FALLBACK_SLICE_NS // NANOS // out.chunk_bytes * out.chunk_bytes)
-            nbytes = min(slot_bytes, out.need_bytes)
-            book.add_fallback(out.transfer, nbytes, rate, now_ns)
-            book.fallback_next_ns = now_ns + nbytes * NANOS // rate
-            out.granted_bytes += nbytes
-            out.held_bytes += nbytes
-            if out.need_bytes == 0:
-                book.asked.pop(out.transfer, None)
-            out.step(SendInput.GRANTED)
-            self._begin(book, now_ns)
-            return
-        book.fallback_next_ns = now_ns + FALLBACK_SLICE_NS
-
-    def _why_no_grants(self, book: LinkBook, now_ns: int) -> str:
-        if book.coordinator is not None:
-            silent_s = (now_ns - book.last_heard_ns) / NANOS
-            return (
-                f"no word for {silent_s:.0f} s from coordinator {book.coordinator}, which owns {book.link}, and it "
-                "never said how fast to go on without it; start it again"
-            )
-        known = []
-        for address in self.config.coordinators:
-            session = self.sessions.get(address)
-            if session is None:
-                known.append(f"{address} was not reached: {self._lost.get(address, 'no answer yet')}")
-            else:
-                known.append(f"{address} owns {', '.join(session.welcome.owns)}")
-        return (
-            f"no coordinator owns {book.link} ({'; '.join(known) or 'none is configured'}); start the one that does, "
-            f"or add {str(book.link)!r} to the `owns` of one"
-        )
 
     # ------------------------------------------------------------------------------------- telling
 

@@ -43,6 +43,8 @@ class HeldGrant:
     fallback: bool = False
     begun: bool = False
     """Its start time has passed, and that of all before it."""
+    announcement: int = 0
+    """Granted ahead to this one, and not bound to its message yet; ``transfer`` means nothing then."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,7 +154,8 @@ class LinkBook:
         start_ns = now_ns + grant.start_in_ns
         expires_ns = start_ns + grant.ttl_ns
         tail = self.grants[-1] if self.grants else None
-        if tail is not None and tail.transfer == grant.transfer and not tail.fallback and start_ns <= now_ns:
+        same = tail is not None and (tail.transfer, tail.announcement) == (grant.transfer, grant.announcement)
+        if tail is not None and same and not tail.fallback and start_ns <= now_ns:
             # The same sender's next slot, issued ahead: one longer grant at the newest rate.
             tail.left_bytes += nbytes
             tail.rate_bytes_per_s = grant.rate_bytes_per_s
@@ -160,7 +163,15 @@ class LinkBook:
             tail.lead_ns = grant.lead_ns
         else:
             self.grants.append(
-                HeldGrant(grant.transfer, nbytes, grant.rate_bytes_per_s, start_ns, expires_ns, grant.lead_ns)
+                HeldGrant(
+                    grant.transfer,
+                    nbytes,
+                    grant.rate_bytes_per_s,
+                    start_ns,
+                    expires_ns,
+                    grant.lead_ns,
+                    announcement=grant.announcement,
+                )
             )
         self._newest_rate(grant.rate_bytes_per_s, start_ns <= now_ns)
         self._lead_said = False
@@ -231,6 +242,27 @@ class LinkBook:
             if held.transfer == transfer:
                 self.give_back(held, now_ns)
         self.grants = deque(held for held in self.grants if held.transfer != transfer)
+
+    def bind(self, announcement: int, transfer: TransferId, need_bytes: int, now_ns: int) -> int:
+        """What is held for an announcement is its message's from now on, as far as that needs it; the rest goes back.
+        Answers the bytes that it holds now."""
+        bound = 0
+        for held in [held for held in self.grants if held.announcement == announcement]:
+            usable = min(held.left_bytes, need_bytes - bound)
+            self._returned_bytes += held.left_bytes - usable
+            if usable < held.left_bytes:
+                self.report_due_ns = now_ns
+            held.transfer, held.announcement, held.left_bytes = transfer, 0, usable
+            bound += usable
+        self.grants = deque(held for held in self.grants if held.left_bytes)
+        return bound
+
+    def drop_announcement(self, announcement: int, now_ns: int) -> None:
+        """Its message will not come, or needs none: return all that is held for it."""
+        dropped = [held for held in self.grants if held.announcement == announcement]
+        for held in dropped:
+            self.give_back(held, now_ns)
+            self.grants.remove(held)
 
     def expire(self, now_ns: int) -> list[HeldGrant]:
         """Take out and return grants whose time to begin is over."""

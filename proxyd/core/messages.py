@@ -74,7 +74,8 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Announce:
-    """A transfer whose data will exist in ``ready_in_ns``."""
+    """A transfer whose data will exist in ``ready_in_ns``. With ``nbytes`` 0 it is withdrawn: it will not come, or it
+    needs no grants, and what was granted ahead to it goes back."""
 
     announcement: int
     link: LinkName

@@ -63,7 +63,7 @@ class Sender:
         """A trainer posted a message to a remote endpoint, or to one that isn't known yet."""
         out = Outgoing(transfer, envelope, now_ns, filled_bytes)
         self.transfers[transfer] = out
-        out.announcement = self.asking.take_announcement(envelope)
+        out.announcement = self.asking.announced.take(envelope)
         self._unoffered.setdefault(envelope.destination, deque()).append(transfer)
         self.offer_waiting(envelope.destination, now_ns)
         return out
@@ -164,6 +164,8 @@ class Sender:
         out.chunk_bytes = max(wire.MIN_CHUNK_BYTES, min(wire.MAX_CHUNK_BYTES, chunk_bytes))
         out.free = out.link is None or out.nbytes <= self.config.unscheduled_bytes
         out.wanted_bytes = out.nbytes
+        if out.free:
+            self.asking.withdraw(out.announcement, now_ns)
         pair = (envelope.source, envelope.destination)
         used = peer.eager_used_bytes.get(pair, 0)
         out.eager = used + out.nbytes <= peer.eager_bytes
@@ -178,7 +180,7 @@ class Sender:
             self._send_free(out, peer)
         else:
             out.step(SendInput.OFFERED_EAGER)
-            self.asking.request(out)
+            self.asking.request(out, now_ns)
         self.asking.tell_state(out, 0)
 
     def credited(self, out: Outgoing, now_ns: int) -> None:
@@ -190,7 +192,7 @@ class Sender:
             out.step(SendInput.GRANTED)
             self._send_free(out, self.peers[out.peer])
         else:
-            self.asking.request(out)
+            self.asking.request(out, now_ns)
         self.asking.tell_state(out, 0)
 
     def turned_down(self, out: Outgoing, now_ns: int) -> None:
@@ -293,7 +295,7 @@ class Sender:
                 out.step(SendInput.GRANTED)
             self._send_free(out, self.peers[out.peer])
         else:
-            self.asking.request(out)
+            self.asking.request(out, now_ns)
 
     # --------------------------------------------------------------------------------------- peers
 
