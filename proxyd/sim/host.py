@@ -149,11 +149,9 @@ class PeerLink:
             srtt_ns=sum(s.srtt_ns for s in streams) // len(streams),
             min_rtt_ns=min((s.min_rtt_ns for s in streams if s.min_rtt_ns), default=0),
             retransmits=sum(s.retransmits for s in streams),
-            delivery_rate_bytes_per_s=0,
-            path_limited=any(s.window_limited for s in streams),
+            delivery_rate_bytes_per_s=sum(s.delivery_rate_bytes_per_s for s in streams),
+            path_limited=any(s.path_limited for s in streams),
         )
-        for stream in streams:
-            stream.window_limited = False
         if any(not stream.settled for stream in streams):
             self._polling = True
             self.owner.world.clock.after(max(MIN_POLL_NS, progress.min_rtt_ns // 16), self._poll)
