@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from proxyd.core.ids import AgentName, LinkName, TransferId
+from proxyd.core.reasons import Waits
 from proxyd.wire.envelope import TrafficClass
 
 CLASSES = tuple(TrafficClass)
@@ -39,6 +40,8 @@ class Waiting:
     """In its session's heap."""
     reason: str = "queued"
     """Why it stands where it stands: the latest decision on it, in words."""
+    waits: Waits = dataclasses.field(default_factory=Waits)
+    """How long it waited for what."""
 
     @property
     def need_bytes(self) -> int:

@@ -51,6 +51,7 @@ from proxyd.core.messages import (
     TransferDone,
     Welcome,
 )
+from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
 
@@ -388,6 +389,7 @@ class CoordinatorMachine:
             return
         transfers, nbytes = queue.ahead_of(waiting.traffic)
         if queue.want(waiting, min(message.wanted_bytes, MAX_TRANSFER_BYTES)):
+            waiting.waits.begin(now_ns)
             granter = link.granter
             pace = granter.pace_bytes_per_s(now_ns)
             in_flight_bytes = pace * granter.estimator.min_rtt_ns(now_ns) // NANOS
@@ -610,6 +612,12 @@ class CoordinatorMachine:
             if link.fallback.sum_bytes_per_s > link.fallback.total_bytes_per_s:
                 return f"{link.granter.link}: fallback rates sum to {link.fallback.sum_bytes_per_s} bytes/s"
         return ""
+
+    def waits(self, session: int, transfer: TransferId) -> Waits | None:
+        """How long a transfer of a session waited for what; None: it isn't known (or is over)."""
+        known = self._sessions.get(session)
+        waiting = None if known is None else known.transfers.get(transfer)
+        return None if waiting is None else waiting.waits
 
     def why(self, transfer: TransferId) -> str | None:
         """Why a transfer stands where it stands, in words; None: it isn't known (or is over)."""

@@ -29,6 +29,7 @@ from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, LinkInfo, Pace, Report
 from proxyd.core.plan import Planner, Share
+from proxyd.core.reasons import Cause, cause_of_block
 from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
 from proxyd.wire.envelope import TrafficClass
 
@@ -90,6 +91,8 @@ class LinkGranter:
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
         self._grants = 0
+        self._front: set[Waiting] = set()
+        """Those whose turn it was at the last decision, and who wait for something else."""
         self._rtt_ns = settings.start_rtt_ns
         self._delivered_bytes = self._retransmits = 0
         """Over all lanes that ever were."""
@@ -195,6 +198,8 @@ class LinkGranter:
             account = lane.account
             if account.top_rate_bytes_per_s and now_ns >= account.binds_until_ns:
                 lane.fell_silent(now_ns, self._lease_ns)
+                for waiting in self.queue:  # all of them, which is rare
+                    waiting.waits.blame(Cause.SILENT, max(lane.leaves_ns, lane.reported_ns), now_ns)
             if account.marks and account.marks[0].forgiven_ns <= now_ns:
                 settled = account.expire(now_ns)
                 self._totals.forgiven_bytes += settled
@@ -323,13 +328,34 @@ class LinkGranter:
         self._resize(
             max(len(plan), 1), max((share.lane.control_rtt_ns for share in plan), default=self._control_rtt_ns)
         )
+        front: set[Waiting] = set()
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
             if rate and self._issue(share, rate, start_ns, now_ns, issued):
                 return True
             if rate and share.lane not in busy:
                 busy.append(share.lane)
+            if (blocked := self._note_blocked(share, busy, rate, now_ns)) is not None:
+                front.add(blocked)
+        for waiting in self._front - front:
+            waiting.waits.switch(Cause.TURN, now_ns)  # somebody more urgent came
+        self._front = front
         return False
+
+    def _note_blocked(self, share: Share, busy: list[Lane], rate: int, now_ns: int) -> Waiting | None:
+        """Why the first in line of a share got no more, on its clock."""
+        waiting = self.planner.turn or self.queue.classes[share.traffic].head(share.lane.session)
+        if waiting is not None:
+            cause = cause_of_block(
+                share.lane,
+                busy,
+                rate=rate,
+                begun=waiting.granted_bytes > 0,
+                settling=now_ns < self.settle_until_ns,
+                now_ns=now_ns,
+            )
+            waiting.waits.switch(cause, now_ns)
+        return waiting
 
     def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
@@ -396,6 +422,7 @@ class LinkGranter:
             bottleneck.take(nbytes)
         self.queue.granted(waiting, nbytes)
         waiting.reason = reason
+        waiting.waits.granted(waiting.need_bytes <= 0, now_ns, start_ns)
         self._count(waiting, nbytes)
         self._grants += 1
         start_in_ns = max(0, start_ns - now_ns - lane.control_rtt_ns // 2)
