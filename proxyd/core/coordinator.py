@@ -387,7 +387,7 @@ class CoordinatorMachine:
         elif waiting.link != message.link:
             self._tell(session.number, Denied(message.transfer, f"it was first requested for link {waiting.link}"))
             return
-        transfers, nbytes = queue.ahead_of(waiting.traffic)
+        transfers, nbytes = queue.ahead_of(waiting.traffic, waiting.job)
         if queue.want(waiting, min(message.wanted_bytes, MAX_TRANSFER_BYTES)):
             waiting.waits.begin(now_ns)
             granter = link.granter

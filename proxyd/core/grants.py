@@ -188,6 +188,8 @@ class LinkGranter:
                 best = lane.silent_until_ns if best is None else min(best, lane.silent_until_ns)
             if lane.reserve_until_ns > now_ns:
                 best = lane.reserve_until_ns if best is None else min(best, lane.reserve_until_ns)
+        if (released_ns := self.planner.next_deadline_ns()) is not None:
+            best = released_ns if best is None else min(best, released_ns)
         if self.settle_until_ns > now_ns and self.queue.count:
             best = self.settle_until_ns if best is None else min(best, self.settle_until_ns)
         return best
@@ -335,27 +337,25 @@ class LinkGranter:
                 return True
             if rate and share.lane not in busy:
                 busy.append(share.lane)
-            if (blocked := self._note_blocked(share, busy, rate, now_ns)) is not None:
-                front.add(blocked)
+            self._note_blocked(share, busy, rate, now_ns)
+            front.add(share.waiting)
         for waiting in self._front - front:
             waiting.waits.switch(Cause.TURN, now_ns)  # somebody more urgent came
         self._front = front
         return False
 
-    def _note_blocked(self, share: Share, busy: list[Lane], rate: int, now_ns: int) -> Waiting | None:
+    def _note_blocked(self, share: Share, busy: list[Lane], rate: int, now_ns: int) -> None:
         """Why the first in line of a share got no more, on its clock."""
-        waiting = self.planner.turn or self.queue.classes[share.traffic].head(share.lane.session)
-        if waiting is not None:
-            cause = cause_of_block(
-                share.lane,
-                busy,
-                rate=rate,
-                begun=waiting.granted_bytes > 0,
-                settling=now_ns < self.settle_until_ns,
-                now_ns=now_ns,
-            )
-            waiting.waits.switch(cause, now_ns)
-        return waiting
+        waiting = share.waiting
+        cause = cause_of_block(
+            share.lane,
+            busy,
+            rate=rate,
+            begun=waiting.granted_bytes > 0,
+            settling=now_ns < self.settle_until_ns,
+            now_ns=now_ns,
+        )
+        waiting.waits.switch(cause, now_ns)
 
     def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
@@ -388,9 +388,7 @@ class LinkGranter:
     ) -> bool:
         """Grant a lane what its window holds; True when a transfer was fully granted."""
         lane, sizes = share.lane, self.sizes
-        waiting = self.planner.turn or self.queue.classes[share.traffic].head(lane.session)
-        if waiting is None:
-            return False
+        waiting = share.waiting
         account = lane.account
         pace = self.pace_bytes_per_s(now_ns)
         # While a queue drains the pace is below the estimate, but what is granted ahead must not run out.
@@ -402,6 +400,8 @@ class LinkGranter:
         room = min(window - account.outstanding_bytes, ahead - account.at_host_bytes)
         for bottleneck in self.bottlenecks:
             room = min(room, bottleneck.room_bytes)
+        if share.limit_bytes:
+            room = min(room, share.limit_bytes)
         need = waiting.need_bytes
         nbytes = need if need <= room else room // sizes.chunk_bytes * sizes.chunk_bytes
         if nbytes <= 0:
