@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from itertools import islice
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
@@ -75,10 +76,9 @@ QUEUE_TARGET_LEAST_NS = 800_000
 QUEUE_TARGET_OF_BUFFER = 0.3
 WINDOW_OF_RTT = 5
 """A rate is measured over a fifth of a round trip, but no less than ``LEAST_WINDOW_NS``."""
-SAMPLE_NS = 2_500_000
-"""Samples are kept no closer than that, however many senders report."""
+LEAST_BIN_NS = 5_000_000
 LEAST_WINDOW_NS = 20_000_000
-"""Four reports: less would measure when they came."""
+"""Four report intervals: less would measure when reports came."""
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
@@ -89,8 +89,14 @@ STARTUP_GAIN = 2.0
 PLATEAU = 1.25
 PLATEAU_ROUNDS = 3
 """Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""
+DIFFERS = 0.05
+"""Delivered and sent rates that are further apart than this say that the link decides."""
+PLAY = 2
 WEAK = 0.9
-"""What a queue that might be the hosts' noise may take off the estimate per round trip."""
+"""A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
+DIP = 0.2
+"""What an estimate may fall to within a round trip: the links that are known to move have dips to a quarter."""
+HOLES = 0.95
 LOSSES = 3
 LOSS_SHARE = 0.005
 """A loss event: at least so many retransmitted packets in a round trip, and this part of what was delivered."""
@@ -177,13 +183,17 @@ class LinkEstimate:
 
 @dataclasses.dataclass(slots=True)
 class Flow:
-    """What all senders of a link have done together, as of one report; counts never decrease."""
+    """What one report adds to a link's totals, and how they stand with it."""
 
     delivered_bytes: int = 0
-    in_flight_bytes: int = 0
-    """Left and not delivered."""
+    sent_bytes: int = 0
     retransmits: int = 0
-    """Segments."""
+    """What the reporting agent's streams delivered, sent (first times only) and sent again (segments) since its last
+    report."""
+    since_ns: int = 0
+    """When that was."""
+    in_flight_bytes: int = 0
+    """Of all agents: left and not delivered."""
     demand: bool = False
     """Data waits at some host for its turn at the link."""
     window_limited: bool = False
@@ -191,11 +201,25 @@ class Flow:
     control_rtt_ns: int = 0
 
 
+class _Bin:
+    """What happened on a link within one report interval."""
+
+    __slots__ = ("delivered_bytes", "end_ns", "pace_bytes_per_s", "retransmits", "sent_bytes")
+
+    def __init__(self, end_ns: int, pace_bytes_per_s: int) -> None:
+        self.end_ns = end_ns
+        self.pace_bytes_per_s = pace_bytes_per_s
+        self.delivered_bytes = 0.0
+        self.sent_bytes = 0.0
+        self.retransmits = 0
+
+
 class LinkEstimator:
     """The estimate of one link, and the pace that follows from it (see the module's text)."""
 
     __slots__ = (
         "_base_ns",
+        "_bins",
         "_buffer_ns",
         "_buffer_seen_bytes",
         "_confirmed_ns",
@@ -204,6 +228,7 @@ class LinkEstimator:
         "_full_since_ns",
         "_hold_ns",
         "_hold_until_ns",
+        "_holes",
         "_known_rtt_ns",
         "_least_queue",
         "_loss_events_ns",
@@ -211,7 +236,6 @@ class LinkEstimator:
         "_plateaus",
         "_queue_ns",
         "_rate",
-        "_recent",
         "_round_ns",
         "_round_queue_ns",
         "_round_rate",
@@ -219,6 +243,7 @@ class LinkEstimator:
         "_settings",
         "_starting",
         "_weak_rate",
+        "_width_ns",
         "pace_bytes_per_s",
         "policed",
         "rtt",
@@ -241,8 +266,10 @@ class LinkEstimator:
         self._flow = Flow()
         self._known_rtt_ns = 0
         """The least round trip when it was last measured: idleness doesn't move a link."""
-        self._recent: deque[tuple[int, int, int]] = deque()
-        """(time, delivered bytes, retransmits) of the last two seconds at most."""
+        self._bins: deque[_Bin] = deque()
+        """The last two seconds, by report interval; the newest one still fills."""
+        self._width_ns = LEAST_BIN_NS
+        self._holes = False
         self._full_since_ns: int | None = None
         """Everything delivered from then on was sent without a gap; None: there is a gap now."""
         self._confirmed_ns: int | None = None
@@ -326,11 +353,12 @@ class LinkEstimator:
     # ------------------------------------------------------------------------------------------------------- samples
 
     def on_arrival(self, nbytes: int, span_ns: int, now_ns: int) -> None:
-        """A whole message arrived within ``span_ns`` (last minus first arrival at the receiver): short bursts, whose
-        sender is idle before a round trip is over, show their rate only there. It can raise the estimate, up to what
-        was granted."""
-        if not self._settings.live or span_ns < 1_000_000 or nbytes < 256 << 10:
+        """A whole message arrived within ``span_ns`` (last minus first arrival at the receiver). Short bursts, whose
+        sender is idle before a round trip is over, show their rate only there: during start-up it can raise the
+        estimate, up to what was granted. Later it would only add the receiver's hiccups."""
+        if not self._starting or span_ns < 1_000_000 or nbytes < 1 << 20:
             return
+        nbytes -= nbytes // 8  # what came with the first arrival
         rate = min(nbytes * NANOS / span_ns, float(self.pace_bytes_per_s))
         if rate > self._rate and not self.policed:
             self._rate = rate
@@ -338,8 +366,8 @@ class LinkEstimator:
             self._set_pace(now_ns, self.min_rtt_ns(now_ns))
 
     def on_report(self, report: Report, flow: Flow, now_ns: int) -> None:
-        """One agent reported; ``flow``: the link's totals with it."""
-        before, self._flow = self._flow.delivered_bytes, flow
+        """One agent reported; ``flow``: what that adds to the link's totals."""
+        self._flow = flow
         self.rtt.add(report.srtt_ns, report.min_rtt_ns, now_ns)
         if not self._settings.live:
             return
@@ -348,40 +376,66 @@ class LinkEstimator:
         if not flow.demand:
             self._full_since_ns = None
         elif self._full_since_ns is None:
-            self._full_since_ns = now_ns + rtt_ns
-        if flow.delivered_bytes > before and report.srtt_ns and report.min_rtt_ns:
+            self._full_since_ns = now_ns + rtt_ns + flow.control_rtt_ns
+        if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
             self._queue_ns = max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
-        if not self._recent or now_ns - self._recent[-1][0] >= SAMPLE_NS:
-            self._recent.append((now_ns, flow.delivered_bytes, flow.retransmits))
-        while self._recent[0][0] < now_ns - LONG_WINDOW_NS:
-            self._recent.popleft()
-        self._judge(rtt_ns, now_ns)
-        self._set_pace(now_ns, rtt_ns)
+        if self._count(flow, rtt_ns, now_ns):
+            self._judge(rtt_ns, now_ns)
+            self._set_pace(now_ns, rtt_ns)
 
-    def _since(self, at_ns: int) -> tuple[int, int, int]:
-        """The newest sample that is no younger than ``at_ns``; else the oldest."""
-        for sample in reversed(self._recent):
-            if sample[0] <= at_ns:
-                return sample
-        return self._recent[0]
+    def _count(self, flow: Flow, rtt_ns: int, now_ns: int) -> bool:
+        """Spread what a report adds over the time in which it happened; True when an interval is complete.
+
+        Agents report at their own times. Were their counts simply added up at fixed ones, the first and last reports in
+        a window of four intervals would be off by up to a quarter of the rate at each hand-over.
+        """
+        bins = self._bins
+        if abs(max(LEAST_BIN_NS, rtt_ns // 16) - self._width_ns) * 4 > self._width_ns:
+            bins.clear()
+            self._width_ns = max(LEAST_BIN_NS, rtt_ns // 16)
+        width_ns = self._width_ns
+        complete = False
+        if not bins or now_ns - bins[-1].end_ns > LONG_WINDOW_NS:
+            bins.clear()
+            bins.append(_Bin(now_ns, self.pace_bytes_per_s))
+        while bins[-1].end_ns < now_ns:
+            bins.append(_Bin(bins[-1].end_ns + width_ns, self.pace_bytes_per_s))
+            complete = True
+        while bins[0].end_ns < now_ns - LONG_WINDOW_NS:
+            bins.popleft()
+        since_ns = max(flow.since_ns, now_ns - 2 * width_ns)
+        span_ns = max(1, now_ns - since_ns)
+        bins[-1].retransmits += flow.retransmits
+        until_ns = now_ns
+        for one in reversed(bins):
+            begin_ns = max(one.end_ns - width_ns, since_ns)
+            share = max(0, until_ns - begin_ns) / span_ns
+            one.delivered_bytes += flow.delivered_bytes * share
+            one.sent_bytes += flow.sent_bytes * share
+            until_ns = min(until_ns, begin_ns)
+            if until_ns <= since_ns:
+                break
+        return complete
 
     def _judge(self, rtt_ns: int, now_ns: int) -> None:
-        """What the latest sample says of the bottleneck."""
-        flow = self._flow
-        begin_ns, delivered, _ = self._since(now_ns - max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS))
-        elapsed_ns = now_ns - begin_ns
-        if elapsed_ns < LEAST_WINDOW_NS * 3 // 4:
+        """What the complete intervals say of the bottleneck."""
+        bins = self._bins
+        width_ns = self._width_ns
+        count = max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS) // width_ns
+        # The newest one fills still; the one before may lack an agent's next report, but not by much.
+        end = len(bins) - 1
+        if end < count:
             return
-        rate = (flow.delivered_bytes - delivered) * NANOS / elapsed_ns
-        full = self._full_since_ns is not None and self._full_since_ns <= begin_ns
-        target_ns = self._target_ns(rtt_ns)
+        delivered = sum(bins[index].delivered_bytes for index in range(end - count, end))
+        rate = delivered * NANOS / (count * width_ns)
+        decides = self._link_decides(rate, end, count, (rtt_ns + self._queue_ns + width_ns // 2) // width_ns)
+        full = self._full_since_ns is not None and self._full_since_ns <= bins[end - count].end_ns - width_ns
+        self._holes = self._has_holes(end, rtt_ns // width_ns)
         lossy = self._lost(rtt_ns, full, rate, now_ns)
-        queued = full and self._queue_ns > max(target_ns // 2, QUEUE_TARGET_LEAST_NS // 2)
-        surplus = flow.in_flight_bytes - rate * rtt_ns / NANOS
-        strong = self._queue_ns > max(2_000_000, rtt_ns // 20) and surplus > self._rate * rtt_ns / NANOS / 20
-        if queued and flow.window_limited and not strong:
-            queued = False  # a cold window, and a busy host
+        queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
+        if queued and not decides and rate < WEAK * self._rate:
+            queued = False  # cold windows or gaps, and a busy host's round trips
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
             self._rate = rate
@@ -389,14 +443,36 @@ class LinkEstimator:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
             if queued and not lossy:
-                floor = 0.0 if strong else self._weak_rate * WEAK
-                self._rate = max(min(rate, self._rate), floor)
+                # No dip is that deep within a round trip; a window that hardly holds a report may look so.
+                self._rate = max(min(rate, self._rate), self._weak_rate * DIP)
             if self._starting and full:
                 self._starting = False
                 self._rate = max(rate, LEAST_BYTES_PER_S)
         elif full and rate >= 0.95 * self._rate:
             self._confirmed_ns = now_ns
         self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
+
+    def _link_decides(self, rate: float, end: int, count: int, ago: int) -> bool:
+        """What was delivered differs from what was sent a round trip (``ago`` intervals) before: then the link decides
+        how much that is, and not the senders. Hand-overs between fast and cold senders are steep, so the round trip is
+        taken with some play."""
+        bins = self._bins
+        first = end - count - ago - PLAY
+        if first < 0:
+            return False
+        counts = [bins[index].sent_bytes for index in range(first, end - ago + PLAY)]
+        sums = [sum(counts[index : index + count]) for index in range(2 * PLAY + 1)]
+        scale = NANOS / (count * self._width_ns)
+        return not (1 - DIFFERS) * min(sums) * scale <= rate <= (1 + DIFFERS) * max(sums) * scale
+
+    def _has_holes(self, end: int, count: int) -> bool:
+        """Senders didn't send all they might have, in the last round trip: the pipe has holes, which must not be made
+        up for (they would come out of it as a queue)."""
+        bins = self._bins
+        begin = max(0, end - count)
+        sent = sum(bins[index].sent_bytes for index in range(begin, end))
+        might = sum(bins[index].pace_bytes_per_s for index in range(begin, end)) * self._width_ns
+        return sent * NANOS < HOLES * might
 
     def _next_round(self, rtt_ns: int, rate: float, full: bool, now_ns: int) -> None:
         """Once per round trip: plateaus, probes, standing queues."""
@@ -435,10 +511,9 @@ class LinkEstimator:
 
     def _lost(self, rtt_ns: int, full: bool, rate: float, now_ns: int) -> bool:
         """Whether a loss event begins now, and what follows from it."""
-        flow = self._flow
-        _, delivered, retransmits = self._since(now_ns - rtt_ns)
-        packets = flow.retransmits - retransmits
-        least = max(LOSSES, int((flow.delivered_bytes - delivered) * LOSS_SHARE) // self._settings.mtu_bytes)
+        recent = list(islice(reversed(self._bins), rtt_ns // self._width_ns + 1))
+        packets = sum(one.retransmits for one in recent)
+        least = max(LOSSES, int(sum(one.delivered_bytes for one in recent) * LOSS_SHARE) // self._settings.mtu_bytes)
         if packets < least:
             return False
         if now_ns < self._lossy_until_ns:
@@ -456,11 +531,10 @@ class LinkEstimator:
             self._loss_events_ns.popleft()
         self._hold_ns = min(max(2 * self._hold_ns, HOLD_LEAST_NS), HOLD_MOST_NS)
         self._hold_until_ns = now_ns + self._hold_ns
-        begin_ns, delivered, _ = self._recent[0]
-        long_rate = (flow.delivered_bytes - delivered) * NANOS / max(1, now_ns - begin_ns)
-        if len(self._loss_events_ns) >= POLICER_EVENTS and full and now_ns - begin_ns > LONG_WINDOW_NS // 2:
+        long_ns = self._bins[-1].end_ns - self._bins[0].end_ns
+        if len(self._loss_events_ns) >= POLICER_EVENTS and full and long_ns > LONG_WINDOW_NS // 2:
             self.policed = True
-            self._rate = long_rate
+            self._rate = sum(one.delivered_bytes for one in self._bins) * NANOS / long_ns
         else:
             self._rate = min(self._rate, max(rate, self._rate * WEAK))
         return True
@@ -490,7 +564,7 @@ class LinkEstimator:
         pipe_bytes = rate * gain * (rtt_ns + target_ns) / NANOS
         correction = (pipe_bytes - flow.in_flight_bytes) * NANOS / (rtt_ns + flow.control_rtt_ns)
         full_ns = self._full_since_ns
-        if flow.window_limited or full_ns is None or now_ns < full_ns:
+        if self._holes or full_ns is None or now_ns < full_ns:
             correction = min(correction, 0.0)
         most = rate if now_ns < self._hold_until_ns else rate * FILL_MOST
         pace = min(max(rate * gain + correction, rate * DRAIN_LEAST), most)

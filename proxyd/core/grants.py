@@ -94,8 +94,6 @@ class LinkGranter:
         self._front: set[Waiting] = set()
         """Those whose turn it was at the last decision, and who wait for something else."""
         self._rtt_ns = settings.start_rtt_ns
-        self._delivered_bytes = self._retransmits = 0
-        """Over all lanes that ever were."""
         self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
         self._window_of_lanes: dict[tuple[int, int], int] = {}
@@ -114,11 +112,26 @@ class LinkGranter:
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
-        before = lane.account.delivered_bytes, lane.account.retransmits
+        account = lane.account
+        flow = Flow(
+            -account.delivered_bytes,
+            -account.left_bytes,
+            -account.retransmits,
+            lane.reported_ns,
+            window_limited=report.limited,
+            control_rtt_ns=lane.control_rtt_ns,
+        )
         self._settle(lane.reported(report, now_ns))
-        self._delivered_bytes += lane.account.delivered_bytes - before[0]
-        self._retransmits += lane.account.retransmits - before[1]
-        self.estimator.on_report(report, self._flow(lane, report), now_ns)
+        flow.delivered_bytes += account.delivered_bytes
+        flow.sent_bytes += account.left_bytes
+        flow.retransmits += account.retransmits
+        flow.demand = self.queue.count > 0
+        for other in self._active.values():
+            if not other.ended:
+                account = other.account
+                flow.in_flight_bytes += min(account.left_bytes - account.delivered_bytes, account.outstanding_bytes)
+                flow.demand = flow.demand or account.at_host_bytes > 0
+        self.estimator.on_report(report, flow, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
         if rtt_ns != self._rtt_ns:
             self._rtt_ns = rtt_ns
@@ -129,19 +142,6 @@ class LinkGranter:
         changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
         if changed:
             self._last = changed
-
-    def _flow(self, lane: Lane, report: Report) -> Flow:
-        """The link's totals, for the estimator."""
-        in_flight = 0
-        demand = self.queue.count > 0
-        for other in self._active.values():
-            if not other.ended:
-                account = other.account
-                in_flight += min(account.left_bytes - account.delivered_bytes, account.outstanding_bytes)
-                demand = demand or account.at_host_bytes > 0
-        return Flow(
-            self._delivered_bytes, max(0, in_flight), self._retransmits, demand, report.limited, lane.control_rtt_ns
-        )
 
     def _follow(self, now_ns: int) -> None:
         """Let the sizes follow the estimate."""
