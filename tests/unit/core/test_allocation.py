@@ -50,7 +50,8 @@ def test_first_come_first_served_within_a_class() -> None:
     queue.want(early, 10)
     pipeline = queue.classes[TrafficClass.PIPELINE]
     assert first_of(pipeline) is early
-    assert pipeline.head(1) is late
+    assert late.home is not None
+    assert late.home.head(1) is late
     queue.granted(early, 10)
     assert first_of(pipeline) is late
 
