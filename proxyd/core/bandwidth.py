@@ -150,8 +150,11 @@ class LinkSettings:
     @property
     def payload_bytes_per_s(self) -> int:
         """What the capacity leaves for payload in full packets; of an unknown one, the safe start's."""
-        wire = self.capacity_bytes_per_s or DEFAULT_CAPACITY_BYTES_PER_S
-        return wire * (self.mtu_bytes - HEADERS_BYTES) // self.mtu_bytes
+        return self.payload_of(self.capacity_bytes_per_s or DEFAULT_CAPACITY_BYTES_PER_S)
+
+    def payload_of(self, wire_bytes_per_s: int) -> int:
+        """What a rate on the wire leaves for payload in full packets."""
+        return wire_bytes_per_s * (self.mtu_bytes - HEADERS_BYTES) // self.mtu_bytes
 
     @property
     def start_rtt_ns(self) -> int:

@@ -22,12 +22,19 @@ from __future__ import annotations
 import dataclasses
 from bisect import insort
 
-from proxyd.core.allocation import Waiting
+from proxyd.core.allocation import NO_DEADLINE_NS, Waiting
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.errors import ConfigError
-from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened
+from proxyd.core.events import (
+    CoordinatorEvent,
+    LocalTime,
+    PolicyChanged,
+    SessionClosed,
+    SessionMessage,
+    SessionOpened,
+)
 from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
@@ -51,6 +58,7 @@ from proxyd.core.messages import (
     TransferDone,
     Welcome,
 )
+from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
@@ -154,6 +162,9 @@ class CoordinatorMachine:
         self._beats = 0
         self._link_deadlines: dict[LinkName, int] = {}
         self._next_ns: int | None = None
+        self.policy = Policy()
+        self._minute_of_week: int | None = None
+        """As the driver last said; None: it has not, so the strictest windows hold."""
         for settings in config.links:
             if owns_link(config.owns, settings.link):
                 self._add_link(settings)
@@ -172,6 +183,12 @@ class CoordinatorMachine:
                 self._opened(session, message, now_ns)
             case SessionClosed(session, reason):
                 self._closed(session, reason, now_ns)
+            case PolicyChanged(policy):
+                self.policy = policy
+                self._apply_policy(now_ns)
+            case LocalTime(minute_of_week):
+                self._minute_of_week = minute_of_week
+                self._apply_policy(now_ns)
             case _:
                 pass
         if self._next_ns is not None and self._next_ns <= now_ns:
@@ -383,6 +400,8 @@ class CoordinatorMachine:
                 order,
                 now_ns,
             )
+            if message.deadline_in_ns > 0:
+                waiting.due_ns = min(now_ns + message.deadline_in_ns, NO_DEADLINE_NS)
             session.transfers[message.transfer] = waiting
         elif waiting.link != message.link:
             self._tell(session.number, Denied(message.transfer, f"it was first requested for link {waiting.link}"))
@@ -455,10 +474,18 @@ class CoordinatorMachine:
             lease_ns=self.config.lease_ns,
             settle_until_ns=self._settle_until_ns,
         )
-        link = _Link(granter, FallbackRates(settings.payload_bytes_per_s))
+        granter.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
+        link = _Link(granter, FallbackRates(granter.rate_bytes_per_s(self._started_ns or 0)))
         self._links[settings.link] = link
         insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
         return link
+
+    def _apply_policy(self, now_ns: int) -> None:
+        """A policy or the minute that it is read for has changed: it holds from now on."""
+        for link in self._links.values():
+            if link.granter.set_policy(self.policy, self._minute_of_week, now_ns):
+                link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
+            self._decide(link, now_ns)
 
     def _know_site(self, site: str) -> None:
         """Make links to and from a new site, so that agents know their sizes before the first transfer."""
@@ -502,7 +529,7 @@ class CoordinatorMachine:
             members.setdefault(session.agent.site, []).append(number)
         for name, link in self._links.items():
             if link.granter.settings.live:
-                link.fallback.rebase(link.granter.estimator.rate_bytes_per_s(now_ns))
+                link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
             link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
         for site in sorted(members):
             links = self._links_from(site)

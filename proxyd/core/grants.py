@@ -29,6 +29,7 @@ from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, LinkInfo, Pace, Report
 from proxyd.core.plan import Planner, Share
+from proxyd.core.policy import Policy
 from proxyd.core.reasons import Cause, cause_of_block
 from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
 from proxyd.wire.envelope import TrafficClass
@@ -94,6 +95,8 @@ class LinkGranter:
         self._front: set[Waiting] = set()
         """Those whose turn it was at the last decision, and who wait for something else."""
         self._rtt_ns = settings.start_rtt_ns
+        self._limit_bytes_per_s = 0
+        self._limit_changed = False
         self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
         self._window_of_lanes: dict[tuple[int, int], int] = {}
@@ -143,9 +146,31 @@ class LinkGranter:
         if changed:
             self._last = changed
 
+    def set_policy(self, policy: Policy, minute_of_week: int | None, now_ns: int) -> bool:
+        """What the operator wants holds from now on, and his limit of that minute; True when that limit is another."""
+        if policy is not self.queue.policy:
+            self.planner.set_policy(policy, policy.link(self.link).fifo_share)
+        limit = self.settings.payload_of(policy.link(self.link).limit_bytes_per_s(minute_of_week))
+        if limit == self._limit_bytes_per_s:
+            return False
+        self._limit_bytes_per_s = limit
+        self._limit_changed = True
+        self._window_of_lanes.clear()
+        self._follow(now_ns)
+        return True
+
+    def _limited(self, rate: int) -> int:
+        return min(rate, self._limit_bytes_per_s or rate)
+
+    def rate_bytes_per_s(self, now_ns: int) -> int:
+        """What the bottleneck carries as far as is known, or less where the operator allows less."""
+        return self._limited(self.estimator.rate_bytes_per_s(now_ns))
+
     def _follow(self, now_ns: int) -> None:
         """Let the sizes follow the estimate."""
-        rate, sizes = self.estimator.rate_bytes_per_s(now_ns), self.sizes
+        rate, sizes = self.rate_bytes_per_s(now_ns), self.sizes
+        if not self.settings.live:
+            rate = self._limited(self.estimator.pace_bytes_per_s)
         if abs(rate - sizes.pace_bytes_per_s) * RESIZE > sizes.pace_bytes_per_s:
             self.sizes = sizes_for(
                 rate, self._rtt_ns, self.estimator.buffer_bytes, self._control_rtt_ns, self._lease_ns
@@ -276,14 +301,15 @@ class LinkGranter:
 
     def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted in all at present."""
-        pace = self.estimator.pace_bytes_per_s
+        pace = self._limited(self.estimator.pace_bytes_per_s)
         return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
 
     def decide(self, now_ns: int) -> list[tuple[int, Grant | Pace]]:
         """Issue what can be issued now: (session, message) pairs, in order."""
         self._expire(now_ns)
         issued: list[tuple[int, Grant | Pace]] = []
-        if self.settings.live:
+        if self.settings.live or self._limit_changed:
+            self._limit_changed = False
             self._repace(now_ns, issued)
         while self._round(now_ns, issued):
             pass
@@ -340,7 +366,8 @@ class LinkGranter:
             self._note_blocked(share, busy, rate, now_ns)
             front.add(share.waiting)
         for waiting in self._front - front:
-            waiting.waits.switch(Cause.TURN, now_ns)  # somebody more urgent came
+            # Somebody more urgent came, or its job's cap is used up.
+            waiting.waits.switch(Cause.POLICY if self.planner.held_back(waiting) else Cause.TURN, now_ns)
         self._front = front
         return False
 
@@ -467,7 +494,7 @@ class LinkGranter:
 
     def _resize(self, lanes: int, control_rtt_ns: int) -> None:
         """The link's window for so many lanes: each needs a chunk or two ahead, however slow it is."""
-        pace = max(self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s)
+        pace = self._limited(max(self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s))
         target = self._lane_window(pace, control_rtt_ns) + (lanes - 1) * 2 * self.sizes.chunk_bytes
         for bottleneck in self.bottlenecks:
             if bottleneck.window_bytes != target:
@@ -478,7 +505,7 @@ class LinkGranter:
         estimate = self.estimator.estimate(now_ns)
         return LinkInfo(
             link=self.link,
-            rate_bytes_per_s=estimate.bottleneck_bytes_per_s if self.settings.live else self.sizes.pace_bytes_per_s,
+            rate_bytes_per_s=self.rate_bytes_per_s(now_ns) if self.settings.live else self.sizes.pace_bytes_per_s,
             rtt_ns=estimate.min_rtt_ns,
             buffer_bytes=estimate.buffer_bytes,
             queue_ns=estimate.queue_ns,

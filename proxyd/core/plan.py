@@ -97,6 +97,11 @@ class Planner:
         self.fifo_share = fifo_share
         self._floor_turn = None
 
+    @staticmethod
+    def held_back(waiting: Waiting) -> bool:
+        """Its job's cap is used up: it waits for that, not for its turn."""
+        return waiting.home is not None and waiting.home.account.throttled
+
     def next_deadline_ns(self) -> int | None:
         """When the plan changes although nothing happens: a used-up cap leaves something again."""
         return self._queue.release_ns
@@ -384,8 +389,7 @@ class Planner:
         return oldest
 
     def _eligible(self, waiting: Waiting) -> bool:
-        throttled = waiting.home is not None and waiting.home.account.throttled
-        return not throttled and self._now_ns >= self._lanes[waiting.session].silent_until_ns
+        return not self.held_back(waiting) and self._now_ns >= self._lanes[waiting.session].silent_until_ns
 
 
 def _first_of_each(groups: list[tuple[JobQueue, list[int]]], most: int) -> list[tuple[JobQueue, list[int]]]:
