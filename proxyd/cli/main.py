@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
     "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),
+    "bench link": ("proxyd.cli.bench_link", "a link that changes and that nobody configured, beside plain TCP"),
     "healthcheck": ("proxyd.cli.healthcheck", "whether the daemon of a configuration accepts, for probes"),
     "version": ("proxyd.cli.version", "print the version"),
 }
