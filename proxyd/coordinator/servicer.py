@@ -56,14 +56,21 @@ class _Session:
     number: int
     sign: Callable[[Welcome], bytes]
     queue: list[CoordinatorMessage] = dataclasses.field(default_factory=list)
-    wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    idle: asyncio.Future[None] | None = None
+    """What the writer waits for while there is nothing to write."""
+    writing_since_s: float | None = None
     end: _Refuse | None = None
+
+    def wake(self) -> None:
+        """There is something for the writer."""
+        if self.idle is not None and not self.idle.done():
+            self.idle.set_result(None)
 
     def finish(self, code: grpc.StatusCode, text: str) -> None:
         """Send what is queued, then end. The first reason stands."""
         if self.end is None:
             self.end = _Refuse(code, text)
-        self.wake.set()
+        self.wake()
 
 
 class SessionServicer(CoordinationServicer):
@@ -94,7 +101,7 @@ class SessionServicer(CoordinationServicer):
                 continue
             if isinstance(effect, ToAgent):
                 session.queue.append(effect.message)
-                session.wake.set()
+                session.wake()
                 if len(session.queue) > MAX_QUEUED_MESSAGES:
                     session.queue.clear()
                     session.finish(
@@ -178,7 +185,16 @@ class SessionServicer(CoordinationServicer):
         reader = loop.create_task(self._read_all(session, context))
         writer = loop.create_task(self._write_all(session, context))
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            ended: set[asyncio.Task[str]] = set()
+            while not ended:
+                # A look at the clock now and then costs less than a timer for each write.
+                ended, _ = await asyncio.wait(
+                    (reader, writer), timeout=WRITE_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+                if session.writing_since_s is not None and loop.time() - session.writing_since_s >= WRITE_TIMEOUT_S:
+                    raise _Refuse(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED, f"the agent took nothing for {WRITE_TIMEOUT_S:g} s"
+                    )
             # What the reader found is the cause; a writer that failed with it is only the consequence.
             return reader.result() if reader.done() else writer.result()
         finally:
@@ -195,21 +211,20 @@ class SessionServicer(CoordinationServicer):
                 self._on_event(SessionMessage(session.number, message))
 
     async def _write_all(self, session: _Session, context: _Context) -> str:
+        loop = asyncio.get_running_loop()
+        queue = session.queue
         while True:
-            await session.wake.wait()
-            session.wake.clear()
-            while session.queue:
-                messages = session.queue[:MAX_BATCH_MESSAGES]
-                del session.queue[:MAX_BATCH_MESSAGES]
-                try:
-                    async with asyncio.timeout(WRITE_TIMEOUT_S):
-                        await context.write(translate.coordinator_batch(messages, session.sign))
-                except TimeoutError:
-                    raise _Refuse(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED, f"the agent took nothing for {WRITE_TIMEOUT_S:g} s"
-                    ) from None
+            while queue:
+                messages = queue[:MAX_BATCH_MESSAGES]
+                del queue[:MAX_BATCH_MESSAGES]
+                session.writing_since_s = loop.time()
+                await context.write(translate.coordinator_batch(messages, session.sign))
+                session.writing_since_s = None
             if session.end is not None:
                 raise session.end
+            # Not an Event: its bookkeeping for each message costs as much as a small write.
+            session.idle = loop.create_future()
+            await session.idle
 
 
 def _why_unauthenticated(token: bytes, signed: translate.SignedHello) -> str:

@@ -27,6 +27,7 @@ from proxyd.core.events import (
 )
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentHello, Beat, Denied, EndpointUp, Queued, Request, Welcome
+from proxyd.runtime import translate
 from proxyd.runtime.grpc_options import server_options
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationStub, add_CoordinationServicer_to_server
@@ -331,6 +332,30 @@ def test_an_agent_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(lost, CoordinatorLost)
         assert "resource exhausted: the agent does not read" in lost.reason
         await agent.sessions.close()
+        await coordinator.stop()
+
+    run(main)
+
+
+def test_an_agent_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_module, "WRITE_TIMEOUT_S", 0.4)
+
+    async def main() -> None:
+        coordinator = Coordinator(b"")
+        await coordinator.start()
+        async with grpc.aio.insecure_channel(coordinator.address) as channel:
+            call = CoordinationStub(channel).Session()
+            challenge = await call.read()
+            assert isinstance(challenge, pb.CoordinatorBatch)
+            proof = token_mac(b"", "dial", challenge.messages[0].challenge.nonce, b"n" * 32, str(HELLO.agent))
+            await call.write(translate.hello_batch(translate.SignedHello(HELLO, b"n" * 32, proof)))
+            await call.read()
+            # More than all windows and buffers on the way hold, and less than what the queue may hold.
+            for number in range(2_000):
+                coordinator.say(1, Denied(TransferId(1, number), "x" * 4_000))
+            await until(lambda: coordinator.servicer.open_sessions == 0)
+            assert coordinator.events[-1] == SessionClosed(1, "the agent took nothing for 0.4 s")
+            call.cancel()
         await coordinator.stop()
 
     run(main)
