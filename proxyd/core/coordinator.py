@@ -22,7 +22,11 @@ from __future__ import annotations
 import dataclasses
 from bisect import insort
 
+<<<<<<< Updated upstream
 from proxyd.core.allocation import NO_DEADLINE_NS, Waiting
+=======
+from proxyd.core.allocation import CLASSES, Waiting
+>>>>>>> Stashed changes
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
@@ -434,7 +438,7 @@ class CoordinatorMachine:
             return f"link {link} is not configured, and there are already {MAX_UNCONFIGURED_LINKS} such links"
         if not 0 < message.wanted_bytes <= MAX_TRANSFER_BYTES:
             return f"{message.wanted_bytes} bytes can't be granted (1 to {MAX_TRANSFER_BYTES})"
-        if message.traffic not in tuple(TrafficClass):
+        if message.traffic not in CLASSES:
             return f"traffic class {message.traffic} is unknown"
         if len(session.transfers) >= MAX_TRANSFERS_PER_SESSION:
             return f"agent {session.agent} already has {MAX_TRANSFERS_PER_SESSION} transfers open"
@@ -447,18 +451,25 @@ class CoordinatorMachine:
 
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
+<<<<<<< Updated upstream
         if link is not None and message.ok and message.traffic in tuple(TrafficClass):
             nbytes = max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
             link.granter.finished(message.traffic, nbytes)
             link.granter.estimator.on_arrival(nbytes, message.arrival_span_ns, now_ns)
+=======
+        if link is not None and message.ok and message.traffic in CLASSES:
+            link.granter.finished(message.traffic, max(0, min(message.nbytes, MAX_TRANSFER_BYTES)))
+>>>>>>> Stashed changes
         self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
 
     def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
         waiting = session.transfers.pop(transfer, None)
         if waiting is not None:
             link = self._links[waiting.link]
+            stood_in_line = waiting.queued
             link.granter.queue.end(waiting, reason)
-            self._decide(link, now_ns)
+            if stood_in_line:  # else it had all it wanted, and its end leaves nobody more than before
+                self._decide(link, now_ns)
 
     def _next_order(self) -> int:
         self._orders += 1

@@ -28,7 +28,7 @@ class TrafficClass(enum.IntEnum):
     @property
     def label(self) -> str:
         """The name used in the API, in configuration and in metric labels."""
-        return self.name.lower()
+        return _LABELS[self]
 
     @classmethod
     def parse(cls, name: str) -> TrafficClass:
@@ -37,6 +37,9 @@ class TrafficClass(enum.IntEnum):
             return cls[name.upper()]
         except KeyError:
             raise ValueError(f"traffic class {name!r} is unknown; use one of {[c.label for c in cls]}") from None
+
+
+_LABELS = {cls: cls.name.lower() for cls in TrafficClass}
 
 
 class TransferId(NamedTuple):
