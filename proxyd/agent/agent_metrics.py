@@ -47,6 +47,11 @@ def agent_families(
             "Payload sent at the fallback rate, because the coordinator was silent.",
             [(labels, one.fallback_bytes) for labels, one in links],
         ),
+        counter(
+            "proxyd_observed_bytes_total",
+            "Payload sent without grants, because the link is only observed.",
+            [(labels, one.observed_bytes) for labels, one in links],
+        ),
         gauge(
             "proxyd_backlog_bytes",
             "Granted and not yet sent.",

@@ -193,6 +193,9 @@ class PeerLink:
             extra=fields(peer=self.peer, address=self._address, streams=len(sockets), cc=self._congestion_control),
         )
         self._emit(PeerConnected(self.peer, welcome.incarnation, welcome.eager_bytes))
+        # The handshakes were a first look at the path, and the windows are known to be cold.
+        if (progress := self.progress()) is not None:
+            self._emit(progress)
 
     def _add(self, sock: socket.socket) -> None:
         self._streams.append(SendStream(sock, self._take_next, self._on_took, self._down))
@@ -317,10 +320,10 @@ class PeerLink:
 
     def progress(self) -> SendProgress | None:
         """The streams' counters now; None while the link is down."""
-        left = delivered = unsent = retransmits = rate = 0
+        left = delivered = unsent = retransmits = rate = window = 0
         srtt_ns: list[int] = []
         min_rtt_ns: list[int] = []
-        path_limited = False
+        path_limited = grows = False
         try:
             for stream in self._streams:
                 state = tcp.read_tcp_state(stream.sock)
@@ -330,6 +333,8 @@ class PeerLink:
                 unsent += state.unsent_bytes + stream.ledger.pending_bytes
                 retransmits += state.retransmits
                 rate += state.delivery_rate_bytes_per_s
+                window += state.window_bytes
+                grows = grows or state.window_grows
                 path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
@@ -348,6 +353,8 @@ class PeerLink:
             retransmits=retransmits,
             delivery_rate_bytes_per_s=rate,
             path_limited=path_limited,
+            window_bytes=window,
+            window_grows=grows,
         )
 
 

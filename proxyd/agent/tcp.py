@@ -44,6 +44,9 @@ class TcpState(NamedTuple):
     unacked_packets: int
     window_packets: int
     """TCP's congestion window."""
+    window_bytes: int
+    window_grows: bool
+    """In slow start."""
     pacing_bytes_per_s: int
     """What TCP's own pacing allows, our ceiling included."""
 
@@ -55,10 +58,10 @@ class TcpState(NamedTuple):
         return full or self.pacing_bytes_per_s < NEARLY_FULL * pace_bytes_per_s
 
 
-# Of struct tcp_info: packets in flight at 24, smoothed RTT at 68, congestion window at 80, total retransmits at 100,
-# pacing rate at 104, bytes not sent at 144, minimum RTT at 148, delivery rate at 160. Unpacked in one go: this is read
-# for every stream up to 200 times a second.
-_INFO = struct.Struct("=24xI40xI8xI16xIQ32xII8xQ")
+# Of struct tcp_info: segment size at 16, packets in flight at 24, smoothed RTT at 68, slow start threshold at 76,
+# congestion window at 80, total retransmits at 100, pacing rate at 104, bytes not sent at 144, minimum RTT at 148,
+# delivery rate at 160. Unpacked in one go: this is read for every stream up to 200 times a second.
+_INFO = struct.Struct("=16xI4xI40xI4xII16xIQ32xII8xQ")
 _queued = array.array("i", [0])
 _NO_SAMPLE_US = 0xFFFF_FFFF
 
@@ -70,7 +73,18 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     if len(info) < _INFO.size:
         raise OSError(f"TCP_INFO has {len(info)} bytes; {_INFO.size} are needed (Linux 4.9 or later)")
-    in_flight, srtt_us, window, retransmits, pacing, unsent_bytes, min_rtt_us, delivery_rate = _INFO.unpack_from(info)
+    (
+        segment_bytes,
+        in_flight,
+        srtt_us,
+        threshold,
+        window,
+        retransmits,
+        pacing,
+        unsent_bytes,
+        min_rtt_us,
+        delivery_rate,
+    ) = _INFO.unpack_from(info)
     return TcpState(
         unacked_bytes,
         min(unacked_bytes, unsent_bytes),
@@ -80,6 +94,8 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
         delivery_rate,
         in_flight,
         window,
+        window * segment_bytes,
+        window < threshold,
         pacing,
     )
 

@@ -74,6 +74,7 @@ class LinkSending:
     granted_taken_bytes: int
     unscheduled_bytes: int
     fallback_bytes: int
+    observed_bytes: int
     backlog_bytes: int
     waiting_transfers: int
 
@@ -169,6 +170,7 @@ class AgentMachine:
                 book.granted_taken_bytes,
                 book.unscheduled_bytes,
                 book.fallback_bytes,
+                book.observed_taken_bytes,
                 book.backlog_bytes(),
                 len(book.asked),
             )
@@ -379,18 +381,18 @@ class AgentMachine:
             case Beat():
                 if event.message.number:
                     self._effects.append(ToCoordinator(event.address, Echo(event.message.number, 0)))
-                self._beat(event.address, event.message)
+                self._beat(event.address, event.message, now_ns)
             case Directory():
                 self._directory_changed(event.address, event.message, now_ns)
             case Welcome():
                 self.sender.session_began(event.address, event.message, now_ns)
 
-    def _beat(self, address: str, beat: Beat) -> None:
+    def _beat(self, address: str, beat: Beat, now_ns: int) -> None:
         for link, rate_bytes_per_s in beat.fallback:
             self.sender.asking.set_fallback(address, link, rate_bytes_per_s)
         for info in beat.links:
             if info.link.src_site == self.config.agent.site:
-                self.sender.asking.update_link(address, info)
+                self.sender.asking.update_link(address, info, now_ns)
 
     def _directory_changed(
         self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.alone import Alone, Session
 from proxyd.core.announcing import Ahead, Announcements
-from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, TellSendState, ToCoordinator, ToPeer, WantPeer
+from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator, WantPeer
 from proxyd.core.events import SendProgress
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
-from proxyd.core.linkbook import NANOS, HeldGrant, LinkBook, PeerCounts
+from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     Announce,
     CancelRequest,
@@ -30,9 +30,8 @@ from proxyd.core.messages import (
     TransferDone,
     Welcome,
 )
-from proxyd.core.transfer import PHASES, Outgoing, SendInput, SendState
-from proxyd.wire import peer as wire
-from proxyd.wire.client import SendPhase
+from proxyd.core.telling import Telling
+from proxyd.core.transfer import Outgoing, SendInput, SendState
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
 
 PACE_STEPS = 256
@@ -79,6 +78,7 @@ class Asking:
         """By address; one that was lost stays here, with what it owned."""
         self._alone = Alone(config, transfers, self.sessions, cancel, self._begin)
         self.announced = Announcements()
+        self.telling = Telling(effects)
 
     # -------------------------------------------------------------------------------- coordinators
 
@@ -144,6 +144,8 @@ class Asking:
             if (holder := self.transfers.get(held.transfer)) is not None:
                 self._returned(holder, held)
         for out in waiting:
+            if out.observed and not book.observed:
+                self._observe_no_more(out)
             out.session_base_bytes = out.granted_bytes
             out.requested = False
             if out.state in (SendState.QUEUED, SendState.SENDING):
@@ -164,11 +166,14 @@ class Asking:
             if book.coordinator == address:
                 book.last_heard_ns = now_ns
 
-    def update_link(self, address: str, info: LinkInfo) -> None:
+    def update_link(self, address: str, info: LinkInfo, now_ns: int) -> None:
         """Fresh figures of a link, from its owner."""
         book = self.book(info.link)
         if book.coordinator == address:
+            before = book.observed
             book.info = info
+            if book.observed != before:
+                self._observe(book, now_ns)
 
     def set_fallback(self, address: str, link: LinkName, rate_bytes_per_s: int) -> None:
         """What this agent may send by itself on a link when its coordinator falls silent."""
@@ -218,15 +223,63 @@ class Asking:
         if ahead is not None and binds:
             out.granted_bytes += ahead.granted_bytes
             out.wanted_bytes += ahead.returned_bytes
-        if out.need_bytes == 0 and not binds:
+        if out.need_bytes == 0 and not binds and not book.observed:
             return
         if book.coordinator is not None:
             out.requested = True
             self._say_request(out, book.coordinator)
         if ahead is not None and binds:
             self._bind(out, ahead, book, now_ns)
-        if out.need_bytes:
+        if book.observed:
+            self._go_unpaced(out, now_ns)
+        elif out.need_bytes:
             book.asked[out.transfer] = None
+
+    # ----------------------------------------------------------------------------------- observing
+
+    def _observe(self, book: LinkBook, now_ns: int) -> None:
+        """Its owner began to observe a link only, or ceased to: what is under way goes on in the other way."""
+        under_way = [out for out in self.transfers.values() if out.link == book.link and not out.free]
+        if book.observed:
+            for held in book.drop_all(now_ns):
+                self._unspent(held)
+            book.asked.clear()
+        for out in under_way:
+            if not book.observed and out.observed:
+                self._observe_no_more(out)
+                if book.coordinator is not None:
+                    # What was asked for meanwhile was the whole of it: ask anew for the rest.
+                    cancel = CancelRequest(out.transfer, "its link is not only observed any more")
+                    self.effects.append(ToCoordinator(book.coordinator, cancel))
+            if out.state in (SendState.QUEUED, SendState.SENDING):
+                if book.observed:
+                    self._go_unpaced(out, now_ns)
+                else:
+                    self.request(out, now_ns)
+
+    def _go_unpaced(self, out: Outgoing, now_ns: int) -> None:
+        """Send at once, without a ceiling."""
+        assert out.peer is not None
+        peer = self.peers[out.peer]
+        out.observed = True
+        if out.state is SendState.QUEUED:
+            out.step(SendInput.GRANTED)
+        if out.transfer not in peer.free:
+            peer.free.append(out.transfer)
+        self._pass_turn(out.peer, now_ns)
+
+    def _observe_no_more(self, out: Outgoing) -> None:
+        """What is left of it needs grants from here on."""
+        out.observed = False
+        out.wanted_bytes = out.granted_bytes + out.untaken_bytes
+        out.session_base_bytes = out.granted_bytes
+        peer = self.peers.get(out.peer) if out.peer is not None else None
+        if peer is not None and out.transfer in peer.free:
+            peer.free.remove(out.transfer)
+        if out.state is SendState.SENDING:
+            out.step(SendInput.STARVED)
+
+    # ------------------------------------------------------------------------------------- granted
 
     def _say_request(self, out: Outgoing, address: str) -> None:
         assert out.link is not None
@@ -252,7 +305,7 @@ class Asking:
         if bound:
             out.step(SendInput.GRANTED)
             first = next(held for held in book.grants if held.transfer == out.transfer)
-            self._predict(out, book, max(0, first.start_ns - now_ns), first.rate_bytes_per_s, now_ns)
+            self.telling.predict(out, book, max(0, first.start_ns - now_ns), first.rate_bytes_per_s, now_ns)
             self._begin(book, now_ns)
             if out.peer is not None and any(held.begun and held.transfer == out.transfer for held in book.grants):
                 self._pass_turn(out.peer, now_ns)
@@ -263,8 +316,8 @@ class Asking:
         if out is None or out.link is None:
             return
         if message.finishes_in_ns:
-            self._expect(out, message.finishes_in_ns + self.book(out.link).one_way_ns, now_ns)
-        self.tell_state(out, max(0, out.expected_finish_ns - now_ns))
+            self.telling.expect(out, message.finishes_in_ns + self.book(out.link).one_way_ns, now_ns)
+        self.telling.state(out, max(0, out.expected_finish_ns - now_ns))
 
     def granted(self, address: str, grant: Grant, now_ns: int) -> None:
         """A slot. What the transfer can't use goes back at once."""
@@ -277,7 +330,7 @@ class Asking:
             return
         if grant.announcement:
             ahead = self.announced.get(grant.announcement)
-            if ahead is not None and ahead.link == grant.link and ahead.transfer is None:
+            if ahead is not None and ahead.link == grant.link and ahead.transfer is None and not book.observed:
                 ahead.granted_bytes += grant.nbytes
                 book.add(grant, grant.nbytes, now_ns)
                 self._follow(book, now_ns)
@@ -288,7 +341,7 @@ class Asking:
         if out is None or out.link != grant.link:
             book.refuse(grant, now_ns)
             return
-        sendable = out.state in (SendState.QUEUED, SendState.SENDING)
+        sendable = out.state in (SendState.QUEUED, SendState.SENDING) and not book.observed
         usable = min(grant.nbytes, out.need_bytes) if sendable else 0
         # To the coordinator all of it was granted: what goes back has to be wanted anew, should it be needed.
         out.granted_bytes += grant.nbytes
@@ -304,15 +357,8 @@ class Asking:
         if out.need_bytes == 0:
             book.asked.pop(out.transfer, None)
         out.step(SendInput.GRANTED)
-        self._predict(out, book, grant.start_in_ns, grant.rate_bytes_per_s, now_ns)
+        self.telling.predict(out, book, grant.start_in_ns, grant.rate_bytes_per_s, now_ns)
         self._begin(book, now_ns)
-
-    def _predict(self, out: Outgoing, book: LinkBook, start_in_ns: int, rate_bytes_per_s: int, now_ns: int) -> None:
-        """Tell receiver and trainer when it will be there, should it go on at this rate."""
-        left = out.nbytes - out.next_offset
-        finish_in_ns = start_in_ns + left * NANOS // max(1, rate_bytes_per_s) + book.one_way_ns
-        self._expect(out, finish_in_ns, now_ns)
-        self.tell_state(out, finish_in_ns)
 
     def paced(self, address: str, message: Pace, now_ns: int) -> None:
         """The bottleneck changed: all that is held on its link goes at this rate, whatever its grants said."""
@@ -347,6 +393,8 @@ class Asking:
                 book.begins(held, now_ns)
             if leads:
                 book.leading = held
+                if (leader := self.transfers.get(held.transfer)) is not None:
+                    book.turn = leader.peer
             elif self._can_go(book, first, now_ns):
                 continue  # next_chunk passes the turn on when it can't any more
             out = self.transfers.get(held.transfer)
@@ -362,21 +410,20 @@ class Asking:
         self.pace(peer, now_ns)
         self.effects.append(Pump(peer))
 
+    def _unspent(self, held: HeldGrant) -> Outgoing | None:
+        """What was left of a held grant went back. Answers whose it was, if that is known already."""
+        if held.announcement and (ahead := self.announced.get(held.announcement)) is not None:
+            ahead.returned_bytes += held.left_bytes
+        out = self.transfers.get(held.transfer)
+        if out is not None:
+            self._returned(out, held)
+        return out
+
     def _returned(self, out: Outgoing, held: HeldGrant) -> None:
         """Unspent bytes of a grant went back: need them again."""
         out.returned(held.left_bytes)
         if out.held_bytes == 0 and out.state is SendState.SENDING:
             out.step(SendInput.STARVED)
-
-    def _expect(self, out: Outgoing, finish_in_ns: int, now_ns: int) -> None:
-        """Predict the arrival in-band, when the prediction moved by more than a quarter of what is left (or 20 ms)."""
-        finish_ns = now_ns + finish_in_ns
-        moved_ns = abs(finish_ns - out.expected_finish_ns)
-        if out.peer is None or (out.expected_finish_ns and moved_ns < max(20_000_000, finish_in_ns // 4)):
-            return
-        out.expected_finish_ns = finish_ns
-        frame = wire.Expect(out.nbytes, finish_in_ns, max(5_000_000, finish_in_ns // 4))
-        self.effects.append(ToPeer(out.peer, False, out.transfer, frame))
 
     def turned_down(self, out: Outgoing, now_ns: int) -> None:
         """The receiver lost its memory for it: what it holds goes back."""
@@ -438,7 +485,7 @@ class Asking:
         out.take(offset, length)
         if out.everything_taken:
             out.step(SendInput.ALL_SENT)
-            self.tell_state(out, 0)
+            self.telling.state(out, 0)
         return Chunk(out.transfer, offset, length, granted)
 
     def pace(self, name: AgentName, now_ns: int) -> None:
@@ -448,15 +495,19 @@ class Asking:
             rate = 0
         else:
             book = self.links[LinkName(self.config.agent.site, name.site)]
-            rate = next(
-                (
-                    held.rate_bytes_per_s
-                    for held in book.grants
-                    if held.start_ns <= now_ns
-                    and (out := self.transfers.get(held.transfer)) is not None
-                    and out.peer == name
-                ),
-                book.rate_to(name) or peer.pace_bytes_per_s,
+            rate = (
+                0
+                if book.observed
+                else next(
+                    (
+                        held.rate_bytes_per_s
+                        for held in book.grants
+                        if held.start_ns <= now_ns
+                        and (out := self.transfers.get(held.transfer)) is not None
+                        and out.peer == name
+                    ),
+                    book.rate_to(name) or peer.pace_bytes_per_s,
+                )
             )
         if rate >= 0 and abs(rate - peer.pace_bytes_per_s) > peer.pace_bytes_per_s // PACE_STEPS:
             peer.pace_bytes_per_s = rate
@@ -481,6 +532,8 @@ class Asking:
                 event.retransmits,
                 event.delivery_rate_bytes_per_s,
                 event.path_limited,
+                event.window_bytes,
+                event.window_grows,
             )
             book.progress(event.peer, counts, now_ns)
 
@@ -506,10 +559,7 @@ class Asking:
         """Do what is due."""
         for book in list(self.links.values()):
             for held in book.expire(now_ns):
-                if held.announcement and (ahead := self.announced.get(held.announcement)) is not None:
-                    ahead.returned_bytes += held.left_bytes
-                if (out := self.transfers.get(held.transfer)) is not None:
-                    self._returned(out, held)
+                if (out := self._unspent(held)) is not None:
                     self.request(out, now_ns)
             self._begin(book, now_ns)
             late = book.asked and (due_ns := self._alone.due_ns(book)) <= now_ns
@@ -521,18 +571,3 @@ class Asking:
                 report = book.report(now_ns)
                 if report is not None and book.coordinator is not None:
                     self.effects.append(ToCoordinator(book.coordinator, report))
-
-    # ------------------------------------------------------------------------------------- telling
-
-    def tell_state(self, out: Outgoing, finish_in_ns: int) -> None:
-        """Tell the trainer when its message enters another phase (a timeout names it), or has a prediction."""
-        phase = PHASES[out.state]
-        if phase is SendPhase.SENDING and out.taken_bytes == 0 and not out.free:
-            phase = SendPhase.GRANTED
-        if phase is out.told_phase and not finish_in_ns:
-            return
-        if out.orphaned_until_ns:
-            return
-        out.told_phase = phase
-        bytes_done = min(out.nbytes, out.taken_bytes)
-        self.effects.append(TellSendState(out.envelope.source, out.transfer, phase, bytes_done, finish_in_ns))

@@ -244,6 +244,10 @@ class SendProgress:
     retransmits: int
     delivery_rate_bytes_per_s: int
     path_limited: bool = True
+    window_bytes: int = 0
+    """Congestion windows, summed; 0: not known."""
+    window_grows: bool = False
+    """They are in slow start: another round trip doubles them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

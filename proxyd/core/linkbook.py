@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 
+from proxyd.core.cold import leaving_ns
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.messages import Grant, LinkInfo, Report
 
@@ -60,6 +61,8 @@ class PeerCounts:
     retransmits: int = 0
     delivery_rate_bytes_per_s: int = 0
     path_limited: bool = True
+    window_bytes: int = 0
+    window_grows: bool = False
 
 
 class LinkBook:
@@ -82,8 +85,17 @@ class LinkBook:
         self.unscheduled_bytes = 0
         self.fallback_bytes = 0
         self.peers: dict[AgentName, PeerCounts] = {}
+        self.turn: AgentName | None = None
+        """The peer that was last told that it is its turn, or took bytes."""
         self.granted_taken_bytes = 0
         """Payload handed to streams under the coordinator's grants, since start."""
+        self.observed_taken_bytes = 0
+        """The same without grants, because the link was only observed; since start."""
+        self._observed_bytes = 0
+        """In this session."""
+        self._observed_left_bytes = self._observed_delivered_bytes = 0
+        self._other_bytes = 0
+        """All that was taken ever, but for what was observed in this session."""
         self._granted_bytes = 0
         self._returned_bytes = 0
         self._taken_bytes = 0
@@ -100,6 +112,11 @@ class LinkBook:
         self.report_due_ns: int | None = None
         self.asked: dict[TransferId, None] = {}
         """Transfers that wait for (more) grants, in the order in which they asked."""
+
+    @property
+    def observed(self) -> bool:
+        """Its owner only observes: what is to be sent goes at once, unpaced."""
+        return self.coordinator is not None and self.info is not None and self.info.observe
 
     @property
     def one_way_ns(self) -> int:
@@ -127,6 +144,8 @@ class LinkBook:
         self._granted_bytes = self._returned_bytes = 0
         self._taken_before_bytes += self._taken_bytes
         self._taken_bytes = 0
+        self._other_bytes += self._observed_bytes
+        self._observed_bytes = self._observed_left_bytes = self._observed_delivered_bytes = 0
         self._reported = None
         return dropped
 
@@ -278,6 +297,8 @@ class LinkBook:
         """A chunk is handed to a stream under ``held``."""
         held.left_bytes -= nbytes
         self._spent_rate_bytes_per_s = held.rate_bytes_per_s
+        self.turn = peer
+        self._other_bytes += nbytes
         counts = self.peers.setdefault(peer, PeerCounts())
         counts.taken_bytes += nbytes
         if held.fallback:
@@ -288,6 +309,22 @@ class LinkBook:
             self.granted_taken_bytes += nbytes
         if held.left_bytes == 0:
             self.grants.remove(held)
+
+    def observe(self, peer: AgentName, nbytes: int) -> None:
+        """A chunk is handed to a stream without a grant, because the link is only observed."""
+        self.turn = peer
+        self.peers.setdefault(peer, PeerCounts()).taken_bytes += nbytes
+        self.observed_taken_bytes += nbytes
+        self._observed_bytes += nbytes
+        self._taken_before_bytes += nbytes
+
+    def drop_all(self, now_ns: int) -> list[HeldGrant]:
+        """Return all that is held; answers it."""
+        dropped = list(self.grants)
+        self.grants.clear()
+        for held in dropped:
+            self.give_back(held, now_ns)
+        return dropped
 
     def grants_for(self, held: HeldGrant, nbytes: int, now_ns: int) -> list[HeldGrant]:
         """``held``, and where it is too small for a chunk of ``nbytes`` later grants of its transfer that have started;
@@ -327,6 +364,9 @@ class LinkBook:
     def _session_share(self, cumulative_bytes: int) -> int:
         return max(0, min(self._taken_bytes, cumulative_bytes - self._taken_before_bytes))
 
+    def _observed_share(self, before_bytes: int, cumulative_bytes: int) -> int:
+        return max(before_bytes, min(self._observed_bytes, cumulative_bytes - self._other_bytes))
+
     def backlog_bytes(self) -> int:
         """Granted and not yet left this host."""
         return self.untaken_bytes + sum(counts.unsent_bytes for counts in self.peers.values())
@@ -336,9 +376,16 @@ class LinkBook:
         return max(1, self.grants[0].rate_bytes_per_s if self.grants else self._spent_rate_bytes_per_s)
 
     def leaves_in_ns(self) -> int:
-        """When the backlog will have left at the head grant's pace; 0 without a backlog."""
+        """When the backlog will have left at the head grant's pace, or as fast as TCP's window lets it where that is
+        slower; 0 without a backlog."""
         backlog = self.backlog_bytes()
-        return backlog * NANOS // self._rate() if backlog else 0
+        if not backlog:
+            return 0
+        counts = self.peers.get(self.turn) if self.turn is not None else None
+        if counts is None or not counts.window_bytes:
+            return backlog * NANOS // self._rate()
+        rtt_ns = counts.srtt_ns or counts.min_rtt_ns
+        return leaving_ns(backlog, self._rate(), counts.window_bytes, rtt_ns, counts.window_grows)
 
     def _reckon(self, now_ns: int) -> None:
         waits_ns = max(0, self.grants[0].start_ns - now_ns) if self.grants else 0
@@ -365,6 +412,9 @@ class LinkBook:
         leaves_in_ns = self.leaves_in_ns()
         if leaves_in_ns and self.grants:
             leaves_in_ns += max(0, self.grants[0].start_ns - now_ns)
+        self._observed_left_bytes = self._observed_share(self._observed_left_bytes, left)
+        self._observed_delivered_bytes = self._observed_share(self._observed_delivered_bytes, delivered)
+        turn = self.peers.get(self.turn) if self.turn is not None else None
         report = Report(
             link=self.link,
             left_bytes=self._session_share(left),
@@ -378,7 +428,10 @@ class LinkBook:
             min_rtt_ns=min((c.min_rtt_ns for c in live if c.min_rtt_ns), default=0),
             retransmits=sum(c.retransmits for c in live),
             delivery_rate_bytes_per_s=sum(c.delivery_rate_bytes_per_s for c in live),
-            limited=self._limited and bool(self.grants) and any(c.path_limited for c in live),
+            limited=self._limited and (bool(self.grants) or self.observed) and any(c.path_limited for c in live),
+            observed_left_bytes=self._observed_left_bytes,
+            observed_delivered_bytes=self._observed_delivered_bytes,
+            window_bytes=turn.window_bytes if turn is not None else 0,
         )
         self._limited = bool(self.backlog_bytes())
         if report == self._reported:

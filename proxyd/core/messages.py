@@ -131,6 +131,12 @@ class Report:
     """TCP's own estimate, summed over streams; equals the pace below capacity (no evidence of capacity)."""
     limited: bool
     """The agent had granted bytes to send during the whole interval: its delivery says something about the path."""
+    observed_left_bytes: int = 0
+    observed_delivered_bytes: int = 0
+    """The same as ``left`` and ``delivered``, of what was sent without grants because the link is only observed."""
+    window_bytes: int = 0
+    """TCP's congestion windows, summed over the streams to the peer whose turn it is: no more leaves in a round trip,
+    whatever is granted. 0: not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

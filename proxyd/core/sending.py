@@ -181,7 +181,7 @@ class Sender:
         else:
             out.step(SendInput.OFFERED_EAGER)
             self.asking.request(out, now_ns)
-        self.asking.tell_state(out, 0)
+        self.asking.telling.state(out, 0)
 
     def credited(self, out: Outgoing, now_ns: int) -> None:
         """The receiver holds memory for it now."""
@@ -193,7 +193,7 @@ class Sender:
             self._send_free(out, self.peers[out.peer])
         else:
             self.asking.request(out, now_ns)
-        self.asking.tell_state(out, 0)
+        self.asking.telling.state(out, 0)
 
     def turned_down(self, out: Outgoing, now_ns: int) -> None:
         """The receiver had no memory for an eager offer: it throws the data away; keep it whole for CREDIT."""
@@ -203,7 +203,7 @@ class Sender:
         out.step(SendInput.TURNED_DOWN)
         self.asking.turned_down(out, now_ns)
         out.start_over()
-        self.asking.tell_state(out, 0)
+        self.asking.telling.state(out, 0)
 
     def eager_returned(self, name: AgentName, pair: tuple[EndpointName, EndpointName], nbytes: int) -> None:
         """A part of the eager budget of an endpoint pair is free again."""
@@ -250,8 +250,10 @@ class Sender:
                     break
                 peer.free.rotate(-1)
                 continue
-            chunk = self.asking.take(out, piece, granted=False)
-            if out.link is not None:
+            chunk = self.asking.take(out, piece, granted=out.observed)
+            if out.link is not None and out.observed:
+                self.asking.links[out.link].observe(name, chunk.length)
+            elif out.link is not None:
                 self.asking.links[out.link].unscheduled_bytes += chunk.length
             return chunk
         if name.site == self.config.agent.site:

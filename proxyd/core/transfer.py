@@ -183,6 +183,8 @@ class Outgoing:
     eager: bool = False
     free: bool = False
     """Needs no grants: small, or within the site."""
+    observed: bool = False
+    """Goes without grants, because its link is only observed."""
     announcement: int = 0
     requested: bool = False
     wanted_bytes: int = 0
@@ -227,6 +229,12 @@ class Outgoing:
     def everything_taken(self) -> bool:
         """Each chunk was handed to a stream and none is to be sent again."""
         return not self.resend and self.next_offset >= self.nbytes
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What is still to be handed to a stream."""
+        again = sum(min(self.chunk_bytes, self.nbytes - offset) for offset in self.resend)
+        return self.nbytes - self.next_offset + again
 
     def next_chunk(self) -> tuple[int, int] | None:
         """``(offset, length)`` of the next chunk whose bytes exist, or None."""

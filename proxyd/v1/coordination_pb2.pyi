@@ -523,6 +523,9 @@ class Report(_message.Message):
     RETRANSMITS_FIELD_NUMBER: _builtins.int
     DELIVERY_RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LIMITED_FIELD_NUMBER: _builtins.int
+    OBSERVED_LEFT_BYTES_FIELD_NUMBER: _builtins.int
+    OBSERVED_DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
+    WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     left_bytes: _builtins.int
     delivered_bytes: _builtins.int
     returned_bytes: _builtins.int
@@ -535,6 +538,11 @@ class Report(_message.Message):
     retransmits: _builtins.int
     delivery_rate_bytes_per_s: _builtins.int
     limited: _builtins.bool
+    observed_left_bytes: _builtins.int
+    """Sent without grants because the link is only observed."""
+    observed_delivered_bytes: _builtins.int
+    window_bytes: _builtins.int
+    """TCP's congestion windows towards the peer whose turn it is; 0: not known."""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -553,10 +561,13 @@ class Report(_message.Message):
         retransmits: _builtins.int = ...,
         delivery_rate_bytes_per_s: _builtins.int = ...,
         limited: _builtins.bool = ...,
+        observed_left_bytes: _builtins.int = ...,
+        observed_delivered_bytes: _builtins.int = ...,
+        window_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "delivered_bytes", b"delivered_bytes", "delivery_rate_bytes_per_s", b"delivery_rate_bytes_per_s", "fallback_bytes", b"fallback_bytes", "leaves_in_ns", b"leaves_in_ns", "left_bytes", b"left_bytes", "limited", b"limited", "link", b"link", "min_rtt_ns", b"min_rtt_ns", "retransmits", b"retransmits", "returned_bytes", b"returned_bytes", "srtt_ns", b"srtt_ns", "unscheduled_bytes", b"unscheduled_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "delivered_bytes", b"delivered_bytes", "delivery_rate_bytes_per_s", b"delivery_rate_bytes_per_s", "fallback_bytes", b"fallback_bytes", "leaves_in_ns", b"leaves_in_ns", "left_bytes", b"left_bytes", "limited", b"limited", "link", b"link", "min_rtt_ns", b"min_rtt_ns", "observed_delivered_bytes", b"observed_delivered_bytes", "observed_left_bytes", b"observed_left_bytes", "retransmits", b"retransmits", "returned_bytes", b"returned_bytes", "srtt_ns", b"srtt_ns", "unscheduled_bytes", b"unscheduled_bytes", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

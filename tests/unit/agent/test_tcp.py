@@ -50,6 +50,13 @@ def test_unsent_bytes_are_bounded_by_some_milliseconds() -> None:
     assert tcp.notsent_limit_bytes(10**11) == 4 << 20
 
 
+def test_a_new_stream_has_a_small_window_that_grows(pair: tuple[socket.socket, socket.socket]) -> None:
+    state = tcp.read_tcp_state(pair[0])
+    assert state.window_grows, "slow start"
+    segment = pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    assert state.window_bytes == pytest.approx(state.window_packets * segment, rel=0.05)
+
+
 def _fill(sock: socket.socket) -> int:
     """Write until the kernel takes no more."""
     sent = 0
@@ -91,7 +98,7 @@ def test_counters_of_a_paced_stream(pair: tuple[socket.socket, socket.socket]) -
     ids=["window full", "held by our ceiling", "tcp's own pacing is slower", "nothing to send"],
 )
 def test_what_limits_a_stream(unsent: int, in_flight: int, window: int, pacing: int, limited: bool) -> None:
-    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, pacing)
+    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, window * 1448, False, pacing)
     assert state.path_limited(50_000_000) is limited
 
 

@@ -1,0 +1,46 @@
+"""What an agent tells about a message under way: its phase to the trainer, its arrival to the receiving agent."""
+
+from __future__ import annotations
+
+from proxyd.core.effects import AgentEffect, TellSendState, ToPeer
+from proxyd.core.linkbook import NANOS, LinkBook
+from proxyd.core.transfer import PHASES, Outgoing
+from proxyd.wire import peer as wire
+from proxyd.wire.client import SendPhase
+
+
+class Telling:
+    """Appends to ``effects``."""
+
+    def __init__(self, effects: list[AgentEffect]) -> None:
+        self._effects = effects
+
+    def state(self, out: Outgoing, finish_in_ns: int) -> None:
+        """Tell the trainer when its message enters another phase (a timeout names it), or has a prediction."""
+        phase = PHASES[out.state]
+        if phase is SendPhase.SENDING and out.taken_bytes == 0 and not out.free:
+            phase = SendPhase.GRANTED
+        if phase is out.told_phase and not finish_in_ns:
+            return
+        if out.orphaned_until_ns:
+            return
+        out.told_phase = phase
+        bytes_done = min(out.nbytes, out.taken_bytes)
+        self._effects.append(TellSendState(out.envelope.source, out.transfer, phase, bytes_done, finish_in_ns))
+
+    def predict(self, out: Outgoing, book: LinkBook, start_in_ns: int, rate_bytes_per_s: int, now_ns: int) -> None:
+        """Tell receiver and trainer when it will be there, should it go on at this rate."""
+        left = out.nbytes - out.next_offset
+        finish_in_ns = start_in_ns + left * NANOS // max(1, rate_bytes_per_s) + book.one_way_ns
+        self.expect(out, finish_in_ns, now_ns)
+        self.state(out, finish_in_ns)
+
+    def expect(self, out: Outgoing, finish_in_ns: int, now_ns: int) -> None:
+        """Predict the arrival in-band, when the prediction moved by more than a quarter of what is left (or 20 ms)."""
+        finish_ns = now_ns + finish_in_ns
+        moved_ns = abs(finish_ns - out.expected_finish_ns)
+        if out.peer is None or (out.expected_finish_ns and moved_ns < max(20_000_000, finish_in_ns // 4)):
+            return
+        out.expected_finish_ns = finish_ns
+        frame = wire.Expect(out.nbytes, finish_in_ns, max(5_000_000, finish_in_ns // 4))
+        self._effects.append(ToPeer(out.peer, False, out.transfer, frame))
