@@ -22,11 +22,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import insort
 
-<<<<<<< Updated upstream
-from proxyd.core.allocation import NO_DEADLINE_NS, Waiting
-=======
-from proxyd.core.allocation import CLASSES, Waiting
->>>>>>> Stashed changes
+from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
@@ -451,15 +447,10 @@ class CoordinatorMachine:
 
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
-<<<<<<< Updated upstream
-        if link is not None and message.ok and message.traffic in tuple(TrafficClass):
+        if link is not None and message.ok and message.traffic in CLASSES:
             nbytes = max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
             link.granter.finished(message.traffic, nbytes)
             link.granter.estimator.on_arrival(nbytes, message.arrival_span_ns, now_ns)
-=======
-        if link is not None and message.ok and message.traffic in CLASSES:
-            link.granter.finished(message.traffic, max(0, min(message.nbytes, MAX_TRANSFER_BYTES)))
->>>>>>> Stashed changes
         self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
 
     def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
