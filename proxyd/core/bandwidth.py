@@ -89,9 +89,10 @@ STARTUP_GAIN = 2.0
 PLATEAU = 1.25
 PLATEAU_ROUNDS = 3
 """Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""
-DIFFERS = 0.05
+DIFFERS = 0.08
 """Delivered and sent rates that are further apart than this say that the link decides."""
 PLAY = 2
+QUEUE_BINS = 1
 WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
 DIP = 0.2
@@ -207,7 +208,7 @@ class Flow:
 class _Bin:
     """What happened on a link within one report interval."""
 
-    __slots__ = ("delivered_bytes", "end_ns", "pace_bytes_per_s", "retransmits", "sent_bytes")
+    __slots__ = ("delivered_bytes", "end_ns", "pace_bytes_per_s", "queue_ns", "retransmits", "sent_bytes")
 
     def __init__(self, end_ns: int, pace_bytes_per_s: int) -> None:
         self.end_ns = end_ns
@@ -215,6 +216,8 @@ class _Bin:
         self.delivered_bytes = 0.0
         self.sent_bytes = 0.0
         self.retransmits = 0
+        self.queue_ns = -1
+        """The least that any agent saw; -1: nobody saw any."""
 
 
 class LinkEstimator:
@@ -233,12 +236,14 @@ class LinkEstimator:
         "_hold_until_ns",
         "_holes",
         "_known_rtt_ns",
+        "_last_round_queue_ns",
         "_least_queue",
         "_loss_events_ns",
         "_lossy_until_ns",
         "_plateaus",
         "_queue_ns",
         "_rate",
+        "_round_least_ns",
         "_round_ns",
         "_round_queue_ns",
         "_round_rate",
@@ -287,7 +292,10 @@ class LinkEstimator:
         self._round_ns = 0
         self._round_rate = 0.0
         self._round_queue_ns = 0
-        """The largest queue of this round trip and the one before."""
+        self._last_round_queue_ns = 0
+        """The largest queue that any agent saw in this round trip, and in the one before."""
+        self._round_least_ns = 0
+        """The same of what all agents saw."""
         self._rounds = 0
         self._plateaus = 0
         self._weak_rate = self._rate
@@ -380,10 +388,13 @@ class LinkEstimator:
             self._full_since_ns = None
         elif self._full_since_ns is None:
             self._full_since_ns = now_ns + rtt_ns + flow.control_rtt_ns
+        complete = self._count(flow, rtt_ns, now_ns)
         if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
-            self._queue_ns = max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
-        if self._count(flow, rtt_ns, now_ns):
+            newest, queue_ns = self._bins[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
+            newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
+            self._round_queue_ns = max(self._round_queue_ns, queue_ns)
+        if complete:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
 
@@ -428,6 +439,9 @@ class LinkEstimator:
         count = max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS) // width_ns
         # The newest one fills still; the one before may lack an agent's next report, but not by much.
         end = len(bins) - 1
+        # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
+        seen = [one.queue_ns for one in islice(reversed(bins), 1, 1 + QUEUE_BINS) if one.queue_ns >= 0]
+        self._queue_ns = min(seen, default=self._queue_ns)
         if end < count:
             return
         delivered = sum(bins[index].delivered_bytes for index in range(end - count, end))
@@ -479,10 +493,10 @@ class LinkEstimator:
 
     def _next_round(self, rtt_ns: int, rate: float, full: bool, now_ns: int) -> None:
         """Once per round trip: plateaus, probes, standing queues."""
-        self._round_queue_ns = max(self._round_queue_ns, self._queue_ns)
+        self._round_least_ns = max(self._round_least_ns, self._queue_ns)
         if now_ns - self._round_ns < rtt_ns:
             return
-        quiet = self._round_queue_ns <= max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
+        quiet = self._round_least_ns <= max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
         self._round_ns = now_ns
         self._weak_rate = self._rate
         last, self._round_rate = self._round_rate, rate
@@ -494,8 +508,11 @@ class LinkEstimator:
             followed = rate >= self._rate * (1 + self._excess / 2) * 0.98
             more = 2 * self._excess if self._excess and followed else PROBE
             self._excess = min(more, PROBE_MOST, max(self._buffer_share(rtt_ns) / 2, PROBE))
+        if self.policed and full and now_ns > self._hold_until_ns + LONG_WINDOW_NS and rate > self._rate:
+            self.policed = False  # it carries more now; should that be a bucket's burst, losses will say so
         self._stand(rtt_ns, full, now_ns)
-        self._round_queue_ns = self._queue_ns
+        self._last_round_queue_ns, self._round_queue_ns = self._round_queue_ns, self._queue_ns
+        self._round_least_ns = self._queue_ns
 
     def _stand(self, rtt_ns: int, full: bool, now_ns: int) -> None:
         """A queue that stands although we drain it isn't ours: count it as distance, and look again when it is gone."""
@@ -523,7 +540,7 @@ class LinkEstimator:
             self._lossy_until_ns = now_ns + rtt_ns if self._queue_ns else self._lossy_until_ns
             return False
         self._lossy_until_ns = now_ns + 2 * rtt_ns
-        queue_ns = max(self._round_queue_ns, self._queue_ns)
+        queue_ns = max(self._round_queue_ns, self._last_round_queue_ns)
         if queue_ns > max(2_000_000, rtt_ns // 50):
             seen = int(queue_ns * self._rate) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)

@@ -35,8 +35,8 @@ from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lea
 from proxyd.wire.envelope import TrafficClass
 
 REPACE_DOWN = 64
-REPACE_UP = 32
-"""A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/32."""
+REPACE_UP = 128
+"""A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/128: probes begin with 1/50."""
 RESIZE = 8
 """Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
