@@ -91,6 +91,7 @@ class PeerLink:
         peer.emit(ev.InboundOpened(owner.name, owner.incarnation))
         self._add_streams()
         owner.emit(ev.PeerConnected(want.peer, want.incarnation, owner.world.eager_bytes))
+        owner.emit(self._progress())
 
     def update(self, want: ef.WantPeer) -> None:
         """More streams are wanted."""
@@ -140,22 +141,28 @@ class PeerLink:
         self._polling = False
         if not self.connected or not self.owner.alive:
             return
+        progress = self._progress()
+        if any(not stream.settled for stream in self.streams):
+            self._polling = True
+            self.owner.world.clock.after(max(MIN_POLL_NS, progress.min_rtt_ns // 16), self._poll)
+        self.owner.emit(progress)
+
+    def _progress(self) -> ev.SendProgress:
+        """The streams' counters now. The handshakes have measured a first round trip."""
         streams = self.streams
-        progress = ev.SendProgress(
+        return ev.SendProgress(
             peer=self.want.peer,
             granted_left_bytes=sum(s.granted_left_bytes for s in streams),
             granted_delivered_bytes=sum(s.granted_delivered_bytes for s in streams),
             unsent_bytes=sum(s.unsent_bytes for s in streams),
-            srtt_ns=sum(s.srtt_ns for s in streams) // len(streams),
-            min_rtt_ns=min((s.min_rtt_ns for s in streams if s.min_rtt_ns), default=0),
+            srtt_ns=sum(s.srtt_ns or self.rtt_ns for s in streams) // len(streams),
+            min_rtt_ns=min((s.min_rtt_ns for s in streams if s.min_rtt_ns), default=self.rtt_ns),
             retransmits=sum(s.retransmits for s in streams),
             delivery_rate_bytes_per_s=sum(s.delivery_rate_bytes_per_s for s in streams),
             path_limited=any(s.path_limited for s in streams),
+            window_bytes=sum(s.window.bytes for s in streams),
+            window_grows=any(s.window.bytes < s.window.threshold_bytes for s in streams),
         )
-        if any(not stream.settled for stream in streams):
-            self._polling = True
-            self.owner.world.clock.after(max(MIN_POLL_NS, progress.min_rtt_ns // 16), self._poll)
-        self.owner.emit(progress)
 
     def close(self, reason: str, *, tell_owner: bool) -> None:
         """End the connections; both ends hear it after the delay."""
