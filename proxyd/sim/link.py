@@ -90,6 +90,8 @@ class LinkCounts:
     """Ours, before policer and buffer."""
     dropped_bytes: int
     """Ours, by policer and buffer, or lost on the way."""
+    queue_bytes: int
+    """In the buffer now, the packet on the wire included."""
 
     def utilisation_since(self, earlier: LinkCounts) -> float:
         """Bytes carried over bytes that could have been."""
@@ -141,6 +143,7 @@ class Link:
             cross_bytes=self.cross_bytes,
             offered_bytes=self.offered_bytes,
             dropped_bytes=self.dropped_bytes,
+            queue_bytes=queue,
         )
 
     def wire_bytes(self, payload_bytes: int) -> int:

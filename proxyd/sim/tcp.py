@@ -49,6 +49,7 @@ MIN_RTT_WINDOW_NS = 300 * NANOS
 HYSTART_LEAST_PACKETS = 16
 HYSTART_SAMPLES = 8
 HYSTART_GAP_NS = 2_000_000
+HYSTART_SLACK_NS = 1_000_000
 HYSTART_MIN_NS = 4_000_000
 HYSTART_MAX_NS = 16_000_000
 NEARLY_FULL = 0.9
@@ -437,7 +438,9 @@ class Stream:
             self._train_ns = now_ns
         if window.bytes < HYSTART_LEAST_PACKETS * self._mss:
             return
-        train = self._train_ns == now_ns and train_ns > (least_ns if self.pace_bytes_per_s else least_ns // 2)
+        train = self._train_ns == now_ns and train_ns > (
+            least_ns + HYSTART_SLACK_NS if self.pace_bytes_per_s else least_ns // 2
+        )
         longer_ns = least_ns + min(max(least_ns // 8, HYSTART_MIN_NS), HYSTART_MAX_NS)
         if train or (self._round_samples >= HYSTART_SAMPLES and self._round_rtt_ns >= longer_ns):
             window.threshold_bytes = window.bytes

@@ -33,6 +33,10 @@ class Fate:
     failure: str = ""
     receive_failed: ErrorCode | None = None
     cancelled: bool = False
+    on_landed: Callable[[Fate], None] | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What a workload does when the receiver has it."""
+    on_settled: Callable[[Fate], None] | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What a workload does when the sender knows how it ended."""
 
     @property
     def settled(self) -> bool:
@@ -73,14 +77,23 @@ class Trainer:
         self._accept_after_ns = accept_after_ns
         self._release_after_ns = release_after_ns
 
-    def send(self, dst_rank: int, nbytes: int, traffic: TrafficClass, tag: int = 0) -> TransferId:
+    def send(
+        self,
+        dst_rank: int,
+        nbytes: int,
+        traffic: TrafficClass,
+        tag: int = 0,
+        *,
+        on_landed: Callable[[Fate], None] | None = None,
+        on_settled: Callable[[Fate], None] | None = None,
+    ) -> TransferId:
         """Post a message; it is copied while it may already be asked for."""
         transfer = TransferId(self.incarnation, len(self.posts) + 1)
         envelope = Envelope(
             self.endpoint.job, self.endpoint.rank, dst_rank, "", tag, traffic, nbytes, "uint8", (nbytes,)
         )
         self.posts.append(transfer)
-        self._fates[transfer] = Fate(transfer, envelope, self._clock.now_ns)
+        self._fates[transfer] = Fate(transfer, envelope, self._clock.now_ns, on_landed=on_landed, on_settled=on_settled)
         self._emit(ev.SendPosted(transfer, envelope, 0))
         self._fill(transfer, min(FILL_CHUNK_BYTES, nbytes), nbytes)
         return transfer
@@ -125,6 +138,8 @@ class Trainer:
                 raise AssertionError(f"{transfer}: delivered twice")
             fate.landed_ns = self._clock.now_ns
             self._clock.after(self._release_after_ns, lambda: self._if_alive(ev.RecvReleased(transfer)))
+            if fate.on_landed is not None:
+                self._clock.after(0, fate.on_landed, fate)  # not while its agent handles the event
 
     def send_done(self, transfer: TransferId) -> None:
         """A message was acknowledged."""
@@ -132,6 +147,7 @@ class Trainer:
         if fate.settled:
             raise AssertionError(f"{transfer}: done after it was settled")
         fate.done_ns = self._clock.now_ns
+        self._tell_settled(fate)
 
     def send_failed(self, transfer: TransferId, code: ErrorCode, message: str) -> None:
         """A message failed."""
@@ -140,6 +156,11 @@ class Trainer:
             raise AssertionError(f"{transfer}: failed after it was settled: {message}")
         fate.failed = code
         fate.failure = message
+        self._tell_settled(fate)
+
+    def _tell_settled(self, fate: Fate) -> None:
+        if fate.on_settled is not None:
+            self._clock.after(0, fate.on_settled, fate)
 
     def receive_failed(self, transfer: TransferId, code: ErrorCode) -> None:
         """An offered message will not come."""

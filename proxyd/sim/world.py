@@ -120,11 +120,14 @@ class World:
         control_jitter_ns: int = 200_000,
         eager_bytes: int = 64 << 20,
         slow_start_after_idle: bool = False,
+        stream_capacity_bytes: int = 4 << 20,
     ) -> None:
         self.clock = Clock()
         self.rng = random.Random(seed)
         self.eager_bytes = eager_bytes
         self.slow_start_after_idle = slow_start_after_idle
+        self.stream_capacity_bytes = stream_capacity_bytes
+        """What one stream can have in flight, by its hosts' buffers: more streams where that is less than a BDP."""
         self.hosts: dict[AgentName, AgentHost] = {}
         self.coordinators: dict[str, CoordinatorHost] = {}
         self.trainers: dict[EndpointName, Trainer] = {}
@@ -165,7 +168,8 @@ class World:
         """Start an agent; it connects to its coordinators."""
         incarnation = self.rng.getrandbits(63)
         address = f"10.{len(self.hosts)}.0.1:7500"
-        host = AgentHost(self, AgentConfig(name, incarnation, address, coordinators), memory_bytes)
+        config = AgentConfig(name, incarnation, address, coordinators, stream_capacity_bytes=self.stream_capacity_bytes)
+        host = AgentHost(self, config, memory_bytes)
         self.hosts[name] = host
         for coordinator in coordinators:
             self._connect(host, coordinator, self.rng.randrange(1_000_000))
