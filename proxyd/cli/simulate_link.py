@@ -37,6 +37,14 @@ DEFAULT_RATE = "1Gbit"
 STEPS = {"halves": 0.5, "doubles": 2.0}
 WORKLOADS = ("backlog", "burst", "pipeline", "mixed", "checkpoint")
 TRAFFIC = ("pipeline", "sync", "bulk")
+COLUMNS = (
+    "time_s",
+    "rate_bytes_per_s",
+    "estimate_bytes_per_s",
+    "pace_bytes_per_s",
+    "queue_bytes",
+    "outstanding_bytes",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,17 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buffer", default="0.1bdp", metavar="SIZE", help="drop-tail buffer, as 300kB or 0.1bdp (default: 0.1bdp)"
     )
     parser.add_argument("--senders", type=int, default=8, help="one per host (default: 8)")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="simulated, from the first message on (default: 60)"
-    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="from the first message on (default: 60)")
     parser.add_argument("--seed", type=int, default=1, help="where chance begins (default: 1)")
     parser.add_argument("--workload", choices=WORKLOADS, default="backlog", help="(default: backlog)")
     parser.add_argument("--message", default="8MiB", metavar="SIZE", help="size of a message (default: 8MiB)")
     parser.add_argument("--traffic", choices=TRAFFIC, default="pipeline", help="class of backlog and bursts")
     parser.add_argument("--hint", metavar="RATE", help="capacity that the coordinator is told (default: none)")
-    parser.add_argument(
-        "--fixed", action="store_true", help="the hint is believed for ever instead of being followed up"
-    )
+    parser.add_argument("--fixed", action="store_true", help="the hint is believed for ever, whatever is measured")
     parser.add_argument("--told", action="store_true", help="the coordinator is told round trip and buffer as well")
     parser.add_argument(
         "--cross",
@@ -244,16 +248,7 @@ def write_series(path: Path, result: LinkResult) -> None:
     """One line per sample."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            [
-                "time_s",
-                "rate_bytes_per_s",
-                "estimate_bytes_per_s",
-                "pace_bytes_per_s",
-                "queue_bytes",
-                "outstanding_bytes",
-            ]
-        )
+        writer.writerow(COLUMNS)
         for one in result.series:
             writer.writerow(
                 [
