@@ -104,7 +104,8 @@ class _Session:
         self._logged_at_s = 0.0
         self._epoch = 0
         self._pending: list[AgentMessage] = []
-        self._wake = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
+        """What the writer waits for while there is nothing to write."""
         self._flushed = asyncio.Event()
         self._overflow = False
         self._call: _Call | None = None
@@ -131,7 +132,11 @@ class _Session:
                 self._call.cancel()
             return
         self._pending.append(message)
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def close(self) -> None:
         self._closing = True
@@ -141,7 +146,7 @@ class _Session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_TIMEOUT_S):
                     self._flushed.clear()
-                    self._wake.set()
+                    self._wake()
                     await self._flushed.wait()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -229,15 +234,16 @@ class _Session:
 
     async def _write(self, call: _Call) -> None:
         """Send what is pending, a batch at a time; ends with the stream, whose reader knows the reason."""
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                messages, self._pending = self._pending, []
-                if messages:
+                while self._pending:
+                    messages, self._pending = self._pending, []
                     await call.write(translate.agent_batch(messages))
-                if not self._pending:
-                    self._flushed.set()
+                self._flushed.set()
+                # Not an Event: its bookkeeping for each message costs as much as a small write.
+                self._idle = loop.create_future()
+                await self._idle
 
 
 async def _read(call: _Call) -> pb.CoordinatorBatch:

@@ -351,7 +351,7 @@ def test_an_agent_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             await call.write(translate.hello_batch(translate.SignedHello(HELLO, b"n" * 32, proof)))
             await call.read()
             # More than all windows and buffers on the way hold, and less than what the queue may hold.
-            for number in range(2_000):
+            for number in range(12_000):
                 coordinator.say(1, Denied(TransferId(1, number), "x" * 4_000))
             await until(lambda: coordinator.servicer.open_sessions == 0)
             assert coordinator.events[-1] == SessionClosed(1, "the agent took nothing for 0.4 s")
