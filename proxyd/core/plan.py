@@ -113,7 +113,7 @@ class Planner:
             self._turn_left_bytes -= nbytes
         elif home is not None and (queue.waits_below(waiting.traffic) or 0 < home.deadlines < home.count):
             # Only a lower class can starve, and who has no deadline beside those who have one: jobs have weights.
-            self._credit_bytes += nbytes * self.fifo_share
+            self._credit_bytes += nbytes * self.fifo_share / (1 - self.fifo_share)
         if home is None:
             return
         account = home.account
@@ -226,11 +226,11 @@ class Planner:
     ) -> int:
         """Fill what is left in the order of a line, each up to what its agent has shown that it can send."""
         for waiting in line:
-            if left * LEAST_SHARE < pace:
-                break
             if self._can(waiting, taken):
                 left = self._add(waiting, left, reason, plan, taken)
                 reason = beside or reason
+                if left * LEAST_SHARE < pace:
+                    break  # before the line goes on to the next job: this one was offered all it is owed
         return left
 
     def _together(
