@@ -44,6 +44,8 @@ class Waiting:
     since_ns: int
     wanted_bytes: int = 0
     granted_bytes: int = 0
+    chunk_bytes: int = 0
+    """What its agent has cut it into: it can use nothing less, unless it is the rest. 0: as the link says now."""
     ended: bool = False
     queued: bool = False
     """In its session's heap."""

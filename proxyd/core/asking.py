@@ -292,6 +292,7 @@ class Asking:
             out.envelope.traffic_class,
             out.wanted_bytes - out.session_base_bytes,
             out.announcement,
+            chunk_bytes=out.chunk_bytes,
         )
         self.effects.append(ToCoordinator(address, request))
 

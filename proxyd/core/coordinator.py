@@ -61,6 +61,7 @@ from proxyd.core.messages import (
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
+from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
 
 MAX_TRANSFERS_PER_SESSION = 100_000
@@ -400,6 +401,8 @@ class CoordinatorMachine:
                 order,
                 now_ns,
             )
+            if message.chunk_bytes > 0:
+                waiting.chunk_bytes = min(max(message.chunk_bytes, MIN_CHUNK_BYTES), MAX_CHUNK_FAST_BYTES)
             if message.deadline_in_ns > 0:
                 waiting.due_ns = min(now_ns + message.deadline_in_ns, NO_DEADLINE_NS)
             session.transfers[message.transfer] = waiting

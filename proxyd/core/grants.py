@@ -102,7 +102,7 @@ class LinkGranter:
         self._window_of_lanes: dict[tuple[int, int], int] = {}
         """Cache: (rate, control round trip) -> window."""
         self.bottlenecks: tuple[Bottleneck, ...] = (Bottleneck(str(self.link), 0),)
-        self._resize(1, control_rtt_ns)
+        self._resize([])
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -340,9 +340,11 @@ class LinkGranter:
         if not self.queue.count:
             return False
         busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
+        pace = self.pace_bytes_per_s(now_ns)
         plan = self.planner.plan(
-            self.pace_bytes_per_s(now_ns),
-            max(self._rtt_ns, self.sizes.report_ns),
+            pace,
+            # Of the estimate, not of a pace that is lower while a queue drains: else senders would come and go with it.
+            max(self._rtt_ns, self.sizes.report_ns) * max(pace, self.sizes.pace_bytes_per_s) // pace,
             self.sizes.chunk_bytes,
             max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50),
             now_ns,
@@ -353,9 +355,7 @@ class LinkGranter:
             if lane.out_of_turn and not lane.leaving:
                 fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + lane.control_rtt_ns
                 lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, self.sizes.half_buffer_bytes)
-        self._resize(
-            max(len(plan), 1), max((share.lane.control_rtt_ns for share in plan), default=self._control_rtt_ns)
-        )
+        self._resize(plan)
         front: set[Waiting] = set()
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
@@ -423,14 +423,15 @@ class LinkGranter:
         window = self._lane_window(steady, lane.control_rtt_ns)
         # What a sender can't get rid of (its TCP window is cold, its host busy) must not pile up there: it could be
         # sent by others meanwhile, and it can't be called back.
-        ahead = window - steady * self._rtt_ns // NANOS
-        room = min(window - account.outstanding_bytes, ahead - account.at_host_bytes)
+        chunk = waiting.chunk_bytes or sizes.chunk_bytes
+        ahead = max(window - steady * self._rtt_ns // NANOS, 2 * chunk)
+        room = min(max(window, 2 * chunk) - account.outstanding_bytes, ahead - account.at_host_bytes)
         for bottleneck in self.bottlenecks:
             room = min(room, bottleneck.room_bytes)
         if share.limit_bytes:
             room = min(room, share.limit_bytes)
         need = waiting.need_bytes
-        nbytes = need if need <= room else room // sizes.chunk_bytes * sizes.chunk_bytes
+        nbytes = need if need <= room else room // chunk * chunk
         if nbytes <= 0:
             return False
         idle = not lane.busy(now_ns)
@@ -492,10 +493,15 @@ class LinkGranter:
             self._window_of_lanes[key] = window
         return window
 
-    def _resize(self, lanes: int, control_rtt_ns: int) -> None:
-        """The link's window for so many lanes: each needs a chunk or two ahead, however slow it is."""
+    def _resize(self, plan: list[Share]) -> None:
+        """The link's window for those who send: each needs a chunk or two ahead, however slow it is."""
         pace = self._limited(max(self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s))
-        target = self._lane_window(pace, control_rtt_ns) + (lanes - 1) * 2 * self.sizes.chunk_bytes
+        control_rtt_ns, chunks = self._control_rtt_ns, 0
+        for share in plan:
+            control_rtt_ns = max(control_rtt_ns, share.lane.control_rtt_ns)
+            chunks += 2 * (share.waiting.chunk_bytes or self.sizes.chunk_bytes)
+        first = 2 * self.sizes.chunk_bytes
+        target = self._lane_window(pace, control_rtt_ns) + max(0, chunks - first)
         for bottleneck in self.bottlenecks:
             if bottleneck.window_bytes != target:
                 bottleneck.resize(target)

@@ -70,6 +70,8 @@ class Request:
     """The Announce that this request fulfils; it keeps its place in the queue. 0: none."""
     deadline_in_ns: int = 0
     """Wanted at the receiver within this time; 0: as soon as its turn comes."""
+    chunk_bytes: int = 0
+    """What the transfer was cut into: a grant of less is of no use to it. 0: as LinkInfo says."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -311,6 +311,7 @@ _AGENT_KINDS: dict[str, _Spec] = {
             "wanted_bytes": _BYTES,
             "announcement": _COUNT,
             "deadline_in_ns": _NS,
+            "chunk_bytes": _BYTES,
         },
     ),
     "announce": _Spec(

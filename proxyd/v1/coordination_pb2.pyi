@@ -381,11 +381,14 @@ class Request(_message.Message):
     WANTED_BYTES_FIELD_NUMBER: _builtins.int
     ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_NS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     traffic: Global___TrafficClass.ValueType
     wanted_bytes: _builtins.int
     announcement: _builtins.int
     deadline_in_ns: _builtins.int
+    chunk_bytes: _builtins.int
+    """What the transfer was cut into; 0: as LinkInfo says."""
     @_builtins.property
     def transfer(self) -> Global___TransferId: ...
     @_builtins.property
@@ -403,10 +406,11 @@ class Request(_message.Message):
         wanted_bytes: _builtins.int = ...,
         announcement: _builtins.int = ...,
         deadline_in_ns: _builtins.int = ...,
+        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "link", b"link", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "deadline_in_ns", b"deadline_in_ns", "destination", b"destination", "job", b"job", "link", b"link", "traffic", b"traffic", "transfer", b"transfer", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "chunk_bytes", b"chunk_bytes", "deadline_in_ns", b"deadline_in_ns", "destination", b"destination", "job", b"job", "link", b"link", "traffic", b"traffic", "transfer", b"transfer", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
