@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dev": ("proxyd.cli.dev", "a coordinator and agents on this machine, to try things out"),
     "demo": ("proxyd.cli.demo", "plain TCP beside proxyd on an emulated WAN"),
     "status": ("proxyd.cli.status", "links, grants and agents of a running coordinator"),
+    "why": ("proxyd.cli.why", "how long a transfer waited for what"),
     "replay": ("proxyd.cli.replay", "feed a grant log through a coordinator again: the same must come out"),
     "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),

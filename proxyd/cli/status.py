@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, RemoteError
 from proxyd.core.units import format_duration, format_rate, format_size
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from proxyd.v1 import admin_pb2, coordination_pb2
 
+T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 TIMEOUT_S = 5.0
 
@@ -27,24 +29,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
     )
     parser.add_argument("--json", action="store_true", help="everything, for programs")
-    parser.add_argument("--why", metavar="TRANSFER", help="tell the story of one transfer (as in logs: INCARNATION-N)")
+    parser.add_argument("--why", metavar="TRANSFER", help="the same as proxyd why TRANSFER")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 3 (degraded) when no agent is there."""
+    if args.why:
+        from proxyd.cli.why import why_of_coordinator
+
+        return why_of_coordinator(args.why, args.coordinator, as_json=args.json)
+    return ask(args.coordinator, lambda stub: _status(stub, args))
+
+
+def ask(coordinator: str, question: Callable[[Any], T]) -> T:
+    """Put a question to a coordinator's Admin service. Raises RemoteError, ConfigError for a wrong address."""
     import grpc
 
     from proxyd.runtime.addresses import parse_address
     from proxyd.runtime.grpc_options import channel_options
     from proxyd.v1.admin_pb2_grpc import AdminStub
 
-    address = str(parse_address(args.coordinator, unix_ok=True, port_zero_ok=False))
+    address = str(parse_address(coordinator, unix_ok=True, port_zero_ok=False))
     with grpc.insecure_channel(address, options=channel_options()) as channel:
         stub = AdminStub(channel)
         try:
-            if args.why:
-                return _why(stub, args)
-            return _status(stub, args)
+            return question(stub)
         except grpc.RpcError as error:
             # What a stub raises is an RpcError and a Call at once, which the type stubs cannot say.
             raise _remote_error(address, cast("grpc.Call", error)) from error
@@ -72,28 +81,6 @@ def _status(stub: Any, args: argparse.Namespace) -> int:
     else:
         print_status(status)
     return EXIT_OK if status.agents else EXIT_DEGRADED
-
-
-def _why(stub: Any, args: argparse.Namespace) -> int:
-    from proxyd.core.errors import ConfigError
-    from proxyd.v1 import admin_pb2, coordination_pb2
-    from proxyd.wire.envelope import TransferId
-
-    try:
-        transfer = TransferId.parse(args.why)
-    except ValueError as error:
-        raise ConfigError(f"{args.why!r} names no transfer", next_step="Write it like 00c0ffee00c0ffee-17") from error
-    request = admin_pb2.WhyRequest(
-        transfer=coordination_pb2.TransferId(incarnation=transfer.incarnation, sequence=transfer.sequence)
-    )
-    answer: admin_pb2.WhyResponse = stub.Why(request, timeout=TIMEOUT_S)
-    if args.json:
-        print(json.dumps(as_plain(answer), indent=2))
-        return EXIT_OK
-    for decision in answer.decisions:
-        print(f"{format_duration(decision.age_ns):>10} ago  {decision.what:<9}  {decision.reason}")
-    print(f"now: {answer.now or 'it is over'}")
-    return EXIT_OK
 
 
 def as_plain(message: Any) -> dict[str, Any]:

@@ -56,14 +56,13 @@ class AdminService(AdminServicer):
             transfer = translate_admin.wanted_transfer(request)
         except TranslateError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        now = self._machine.why(transfer)
-        decisions = self._stories.of(transfer, self._clock())
-        if now is None and not decisions:
+        told = self._stories.of(transfer, self._clock())
+        if told is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"transfer {transfer} is not known: it was never requested here, or too long ago",
             )
-        return translate_admin.why_response(transfer, now or "", decisions)
+        return translate_admin.why_response(told._replace(now=self._machine.why(transfer) or ""))
 
 
 async def _local_only(context: _Context) -> None:

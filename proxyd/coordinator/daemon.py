@@ -93,8 +93,10 @@ class Coordinator:
     ) -> None:
         self.machine = CoordinatorMachine(config, new_epoch() if epoch is None else epoch)
         self.grant_log = None if grant_log is None else GrantLog(*grant_log, self.machine)
+        self._event_ns = 0
+        """Of the event that the machine has or had last: what it did is of that moment."""
         self.observer = Observer()
-        self.stories = Stories()
+        self.stories = Stories(self.machine)
         self.servicer = SessionServicer(token, self._on_event)
         self.admin = AdminService(self.machine, self.stories)
         self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
@@ -109,6 +111,7 @@ class Coordinator:
         self.driver.handle(event)
 
     def _record(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
+        self._event_ns = now_ns
         if self.grant_log is not None:
             self.grant_log.saw(now_ns, event)
         self.observer.saw(now_ns, event)
@@ -117,9 +120,8 @@ class Coordinator:
     def _perform(self, effects: Sequence[CoordinatorEffect]) -> None:
         if self.grant_log is not None:
             self.grant_log.performed(effects)
-        now_ns = self.driver.now_ns()
-        self.observer.performed(now_ns, effects)
-        self.stories.performed(now_ns, effects)
+        self.observer.performed(self._event_ns, effects)
+        self.stories.performed(self._event_ns, effects)
         self.servicer.perform(effects)
 
     def close(self) -> None:

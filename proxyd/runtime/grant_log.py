@@ -27,8 +27,9 @@ import dataclasses
 import io
 import json
 import pickle
+import types
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,11 +252,12 @@ def open_log(path: Path) -> list[Part]:
 
 def freeze(machine: CoordinatorMachine) -> str | None:
     """A machine's whole state as text; None when it holds something that can't be kept."""
+    out = io.BytesIO()
     try:
-        raw = pickle.dumps(machine, protocol=5)
+        _CorePickler(out, protocol=5).dump(machine)
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
-    return base64.b64encode(zlib.compress(raw, 1)).decode()
+    return base64.b64encode(zlib.compress(out.getvalue(), 1)).decode()
 
 
 def thaw(text: str, version: str) -> CoordinatorMachine:
@@ -274,9 +276,20 @@ def thaw(text: str, version: str) -> CoordinatorMachine:
     return machine
 
 
-_CONTAINERS = {
+def read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """What a mapping proxy comes back as: pickle has no form of its own for it."""
+    return types.MappingProxyType(values)
+
+
+class _CorePickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return (read_only, (dict(value),)) if isinstance(value, types.MappingProxyType) else NotImplemented
+
+
+_CONTAINERS: dict[tuple[str, str], Any] = {
     ("collections", name): getattr(collections, name) for name in ("deque", "OrderedDict", "defaultdict", "Counter")
 } | {("builtins", name): kind for name, kind in (("set", set), ("frozenset", frozenset), ("list", list))}
+_CONTAINERS[__name__, read_only.__name__] = read_only
 
 
 class _CoreUnpickler(pickle.Unpickler):

@@ -1,7 +1,7 @@
 """Feeding a grant log through a machine again: the same events must give the same effects.
 
 This is the proof that nothing but its events moves the coordinator (no clock, no chance, no order of a hash table), and
-the way to look at a decision afterwards: a visitor sees the machine after every event, with all that led to it.
+the way to look at a decision afterwards: a visitor sees the machine before and after every event.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from proxyd.core.events import CoordinatorEvent
 from proxyd.core.messages import Grant
 from proxyd.runtime.grant_log import Part
 
-Visitor = Callable[[CoordinatorMachine, int, CoordinatorEvent, Sequence[CoordinatorEffect]], None]
-"""(machine after the event, monotonic ns, event, recorded effects)."""
+Before = Callable[[CoordinatorMachine, int, CoordinatorEvent], None]
+"""(machine that has not seen the event yet, monotonic ns, event)."""
+After = Callable[[CoordinatorMachine, int, Sequence[CoordinatorEffect]], None]
+"""(machine, monotonic ns, recorded effects)."""
 _BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, ProxydError)
 
 
@@ -62,16 +64,16 @@ class Replayed:
     difference: Difference | None = None
 
 
-def replay(parts: Sequence[Part], visit: Visitor | None = None) -> Replayed:
+def replay(parts: Sequence[Part], before: Before | None = None, after: After | None = None) -> Replayed:
     """Replay the parts of one life, oldest first, until the end or the first difference. Raises GrantLogError."""
     result = Replayed()
     machine: CoordinatorMachine | None = None
-    before: Part | None = None
+    last: Part | None = None
     first_ns: int | None = None
     for part in parts:
         header = part.header
-        if before is None or before.torn or header.part != before.header.part + 1:
-            if before is not None:
+        if last is None or last.torn or header.part != last.header.part + 1:
+            if last is not None:
                 result.notes.append(f"{part.path}: goes on from its checkpoint, the part before is not whole")
             machine = header.machine()
             if header.version != __version__:
@@ -81,6 +83,8 @@ def replay(parts: Sequence[Part], visit: Visitor | None = None) -> Replayed:
         for number, (at_ns, event, effects) in enumerate(part.records(), 1):
             now_ns = header.start_ns + at_ns
             first_ns = at_ns if first_ns is None else first_ns
+            if before is not None:
+                before(machine, now_ns, event)
             found: Sequence[CoordinatorEffect] = ()
             failure = ""
             try:
@@ -101,11 +105,11 @@ def replay(parts: Sequence[Part], visit: Visitor | None = None) -> Replayed:
             result.effects += len(effects)
             result.grants += sum(isinstance(e, ToAgent) and isinstance(e.message, Grant) for e in effects)
             result.span_ns = at_ns - first_ns
-            if visit is not None:
-                visit(machine, now_ns, event, effects)
+            if after is not None and effects:
+                after(machine, now_ns, effects)
         if part.torn:
             result.notes.append(part.torn)
-        before = part
+        last = part
     return result
 
 

@@ -5,7 +5,7 @@ Beside :mod:`proxyd.runtime.translate`, and under the same rule: no other module
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
@@ -15,12 +15,44 @@ from proxyd.v1 import admin_pb2, coordination_pb2
 from proxyd.wire.envelope import TrafficClass
 
 
+class WaitTold(NamedTuple):
+    """How long a transfer waited for something."""
+
+    cause: str
+    """Name of a :class:`~proxyd.core.reasons.Cause`."""
+    words: str
+    waited_ns: int
+
+
 class Decision(NamedTuple):
     """Something that happened to a transfer."""
 
     age_ns: int
     what: str
     reason: str
+    waits: tuple[WaitTold, ...] = ()
+    """Since the decision before."""
+
+
+class Told(NamedTuple):
+    """The story of one transfer."""
+
+    transfer: TransferId
+    link: LinkName | None
+    agent: AgentName | None
+    """None here and for what follows: the story's beginning is not known any more."""
+    destination: AgentName | None
+    job: str
+    traffic: TrafficClass | None
+    wanted_bytes: int
+    granted_bytes: int
+    requested_ago_ns: int
+    over_ago_ns: int | None
+    """None: it is not over."""
+    waits: tuple[WaitTold, ...]
+    decisions: tuple[Decision, ...]
+    now: str = ""
+    """Where it stands, in words; empty when it is over."""
 
 
 def _agent(name: AgentName) -> coordination_pb2.AgentName:
@@ -151,12 +183,64 @@ def wanted_transfer(request: admin_pb2.WhyRequest) -> TransferId:
     return TransferId(request.transfer.incarnation, request.transfer.sequence)
 
 
-def why_response(transfer: TransferId, now: str, decisions: Sequence[Decision]) -> admin_pb2.WhyResponse:
+def why_response(told: Told) -> admin_pb2.WhyResponse:
     """The story of one transfer."""
     return admin_pb2.WhyResponse(
-        transfer=_transfer(transfer),
-        now=now,
+        transfer=_transfer(told.transfer),
+        now=told.now,
         decisions=[
-            admin_pb2.Decision(age_ns=max(0, one.age_ns), what=one.what, reason=one.reason) for one in decisions
+            admin_pb2.Decision(
+                age_ns=max(0, one.age_ns), what=one.what, reason=one.reason, waits=[_wait(wait) for wait in one.waits]
+            )
+            for one in told.decisions
         ],
+        link=None if told.link is None else _link(told.link),
+        agent=None if told.agent is None else _agent(told.agent),
+        destination=None if told.destination is None else _agent(told.destination),
+        job=told.job,
+        traffic=_traffic(told.traffic or TrafficClass.PIPELINE),
+        wanted_bytes=told.wanted_bytes,
+        granted_bytes=told.granted_bytes,
+        requested_ago_ns=max(0, told.requested_ago_ns),
+        over_ago_ns=max(0, told.over_ago_ns or 0),
+        over=told.over_ago_ns is not None,
+        waits=[_wait(wait) for wait in told.waits],
     )
+
+
+def _wait(wait: WaitTold) -> admin_pb2.Wait:
+    return admin_pb2.Wait(cause=wait.cause, words=wait.words, waited_ns=max(0, wait.waited_ns))
+
+
+def why_request(transfer: TransferId) -> admin_pb2.WhyRequest:
+    """A question after one transfer."""
+    return admin_pb2.WhyRequest(transfer=_transfer(transfer))
+
+
+def read_why(response: admin_pb2.WhyResponse) -> Told:
+    """Inverse of :func:`why_response`, as the command sees it."""
+    known = response.HasField("link")
+    return Told(
+        transfer=TransferId(response.transfer.incarnation, response.transfer.sequence),
+        link=LinkName(response.link.src_site, response.link.dst_site) if known else None,
+        agent=AgentName(response.agent.site, response.agent.name) if response.HasField("agent") else None,
+        destination=AgentName(response.destination.site, response.destination.name) if known else None,
+        job=response.job,
+        traffic=_TRAFFIC.get(response.traffic) if known else None,
+        wanted_bytes=response.wanted_bytes,
+        granted_bytes=response.granted_bytes,
+        requested_ago_ns=response.requested_ago_ns,
+        over_ago_ns=response.over_ago_ns if response.over else None,
+        waits=_read_waits(response.waits),
+        decisions=tuple(
+            Decision(one.age_ns, one.what, one.reason, _read_waits(one.waits)) for one in response.decisions
+        ),
+        now=response.now,
+    )
+
+
+def _read_waits(waits: Iterable[admin_pb2.Wait]) -> tuple[WaitTold, ...]:
+    return tuple(WaitTold(wait.cause, wait.words, wait.waited_ns) for wait in waits)
+
+
+_TRAFFIC = {int(_traffic(one)): one for one in TrafficClass}

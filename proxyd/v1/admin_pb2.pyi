@@ -423,26 +423,94 @@ class WhyResponse(_message.Message):
     TRANSFER_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    WANTED_BYTES_FIELD_NUMBER: _builtins.int
+    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
+    REQUESTED_AGO_NS_FIELD_NUMBER: _builtins.int
+    OVER_AGO_NS_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     now: _builtins.str
     """Where it stands, in words; empty when it is over."""
+    job: _builtins.str
+    traffic: _coordination_pb2.TrafficClass.ValueType
+    wanted_bytes: _builtins.int
+    granted_bytes: _builtins.int
+    requested_ago_ns: _builtins.int
+    over_ago_ns: _builtins.int
+    """When it ended; 0 while it hasn't."""
+    over: _builtins.bool
     @_builtins.property
     def transfer(self) -> _coordination_pb2.TransferId: ...
     @_builtins.property
-    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
+        """Oldest first. Of a transfer with very many the first and the last ones."""
+
+    @_builtins.property
+    def link(self) -> _coordination_pb2.LinkName: ...
+    @_builtins.property
+    def agent(self) -> _coordination_pb2.AgentName: ...
+    @_builtins.property
+    def destination(self) -> _coordination_pb2.AgentName: ...
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """How long it waited for what, from its request until its last byte was granted. "sending" is no wait."""
+
     def __init__(
         self,
         *,
         transfer: _coordination_pb2.TransferId | None = ...,
         now: _builtins.str = ...,
         decisions: _abc.Iterable[Global___Decision] | None = ...,
+        link: _coordination_pb2.LinkName | None = ...,
+        agent: _coordination_pb2.AgentName | None = ...,
+        destination: _coordination_pb2.AgentName | None = ...,
+        job: _builtins.str = ...,
+        traffic: _coordination_pb2.TrafficClass.ValueType = ...,
+        wanted_bytes: _builtins.int = ...,
+        granted_bytes: _builtins.int = ...,
+        requested_ago_ns: _builtins.int = ...,
+        over_ago_ns: _builtins.int = ...,
+        over: _builtins.bool = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "destination", b"destination", "link", b"link", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "now", b"now", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "decisions", b"decisions", "destination", b"destination", "granted_bytes", b"granted_bytes", "job", b"job", "link", b"link", "now", b"now", "over", b"over", "over_ago_ns", b"over_ago_ns", "requested_ago_ns", b"requested_ago_ns", "traffic", b"traffic", "transfer", b"transfer", "waits", b"waits", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WhyResponse: _TypeAlias = WhyResponse  # noqa: Y015
+
+@_typing.final
+class Wait(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    WAITED_NS_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """"turn", "window", "lane", "silent", "reserved", "settling", "policy", "sending"."""
+    words: _builtins.str
+    waited_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        words: _builtins.str = ...,
+        waited_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "waited_ns", b"waited_ns", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wait: _TypeAlias = Wait  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
@@ -451,20 +519,26 @@ class Decision(_message.Message):
     AGE_NS_FIELD_NUMBER: _builtins.int
     WHAT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     age_ns: _builtins.int
     what: _builtins.str
     """"requested", "queued", "granted", "denied", "done", "failed", "cancelled"."""
     reason: _builtins.str
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """What it waited for since the decision before."""
+
     def __init__(
         self,
         *,
         age_ns: _builtins.int = ...,
         what: _builtins.str = ...,
         reason: _builtins.str = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "reason", b"reason", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "reason", b"reason", "waits", b"waits", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

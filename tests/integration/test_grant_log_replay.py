@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,13 @@ from proxyd.runtime.replay import replay
 from tests.integration.relay_rig import content, endpoints
 
 NBYTES = 4 << 20
+
+
+def why(capsys: pytest.CaptureFixture[str], *options: str) -> Any:
+    """What ``proxyd why`` says for programs, times rounded to microseconds."""
+    capsys.readouterr()
+    assert main(["why", "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out, parse_float=lambda text: round(float(text), 6))
 
 
 def burst(cluster: Cluster, rounds: int) -> None:
@@ -39,6 +48,9 @@ def test_a_real_run_replays(end: int, tmp_path: Path, capsys: pytest.CaptureFixt
     links = {("a", "b"): figures, ("b", "a"): figures}
     with Cluster({"a": 2, "b": 1}, links=links, coordinator={"grant_log": str(path)}) as cluster:
         burst(cluster, 4)
+        time.sleep(0.5)  # more than what is written later at most
+        transfer = why(capsys, "--log", str(path))[0]["transfer"]
+        live = why(capsys, transfer, "--coordinator", cluster.coordinator.address)
         cluster.kill(cluster.coordinator, end)
     result = replay(open_log(path))
     assert result.difference is None
@@ -47,3 +59,9 @@ def test_a_real_run_replays(end: int, tmp_path: Path, capsys: pytest.CaptureFixt
     told = json.loads(capsys.readouterr().out)
     assert told["identical"] is True
     assert told["grants"] == result.grants
+    # The same story from the log; its clock ends with its last event, not with the question.
+    logged = why(capsys, transfer, "--log", str(path))
+    assert logged == live
+    assert live["over"] is True
+    assert live["wanted_bytes"] == live["granted_bytes"] == NBYTES
+    assert live["waited_seconds"] < live["total_seconds"]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from proxyd.coordinator import observer as observer_module
-from proxyd.coordinator import story as story_module
 from proxyd.coordinator.observer import Observer
-from proxyd.coordinator.story import Stories
 from proxyd.core.effects import ToAgent
 from proxyd.core.events import SessionMessage
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import AgentMessage, CancelRequest, Denied, Grant, Queued, Request, TransferDone
+from proxyd.core.messages import AgentMessage, CancelRequest, Grant, Request, TransferDone
 from proxyd.wire.envelope import TrafficClass
 
 AB = LinkName("a", "b")
@@ -90,39 +88,3 @@ def test_requests_that_are_never_granted_are_forgotten(monkeypatch: pytest.Monke
         observer.saw(0, said(request(number)))
     observer.performed(1, [ToAgent(1, grant(number)) for number in range(10)])
     assert values(observer, "proxyd_grant_wait_seconds")["pipeline", "_count"] == 3
-
-
-def test_a_story_in_words_with_its_times() -> None:
-    stories = Stories()
-    transfer = TransferId(1, 1)
-    stories.saw(0, said(request(1)))
-    stories.performed(1 * MS, [ToAgent(1, Queued(transfer, 2, 5 * MS, 200 * MS, "behind a/two"))])
-    stories.performed(2 * MS, [ToAgent(1, grant(1, start_in_ns=MS))])
-    stories.saw(9 * MS, said(done(1)))
-    assert [tuple(decision) for decision in stories.of(transfer, 10 * MS)] == [
-        (10 * MS, "requested", "8 MiB over a->b, pipeline"),
-        (9 * MS, "queued", "place 2, start in 5 ms, end in 200 ms: behind a/two"),
-        (8 * MS, "granted", "1 MiB at 388 Mbit/s, start in 1 ms: first in line"),
-        (1 * MS, "done", "100 B over a->b"),
-    ]
-
-
-def test_denied_and_cancelled_are_part_of_it() -> None:
-    stories = Stories()
-    stories.performed(0, [ToAgent(1, Denied(TransferId(1, 1), "no such link"))])
-    stories.saw(0, said(CancelRequest(TransferId(1, 1), "the trainer left")))
-    assert [decision[1:] for decision in stories.of(TransferId(1, 1), 0)] == [
-        ("denied", "no such link"),
-        ("cancelled", "the trainer left"),
-    ]
-
-
-def test_stories_are_bounded_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story_module, "MAX_TRANSFERS", 5)
-    monkeypatch.setattr(story_module, "MAX_DECISIONS", 3)
-    stories = Stories()
-    for number in range(10):
-        for at_ns in range(10):
-            stories.performed(at_ns, [ToAgent(1, grant(number))])
-    assert stories.of(TransferId(1, 4), 10) == []
-    assert [decision.age_ns for decision in stories.of(TransferId(1, 9), 10)] == [3, 2, 1]

@@ -148,14 +148,23 @@ def test_the_first_difference_is_shown(path: Path) -> None:
     assert difference.number == next(i for i, line in enumerate(changed.splitlines()) if "for no reason" in line)
 
 
-def test_the_machine_s_failure_is_a_difference(path: Path) -> None:
+def test_the_machine_s_failure_is_a_difference(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Recorded(path)
-    lines = path.read_text().splitlines()
-    lines.insert(3, '[1, ["SessionMessage", [1, ["Report", [["a", "b"], "x", 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, true]]]]]')
-    path.write_text("\n".join(lines) + "\n")
+    handle = CoordinatorMachine.handle
+    calls = 0
+
+    def fails(machine: CoordinatorMachine, event: CoordinatorEvent, now_ns: int) -> list[CoordinatorEffect]:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise KeyError("a bug")
+        return handle(machine, event, now_ns)
+
+    monkeypatch.setattr(CoordinatorMachine, "handle", fails)
     difference = replay(open_log(path)).difference
     assert difference is not None
-    assert "TypeError" in difference.failure
+    assert difference.number == 30
+    assert "KeyError: 'a bug'" in str(difference)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import json
 import pytest
 
 from proxyd.core.errors import InternalError
-from proxyd.core.events import CoordinatorEvent, SessionMessage, SessionOpened, TimePassed
+from proxyd.core.events import CoordinatorEvent, PolicyChanged, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentHello, Directory, DirectoryEntry, Request
+from proxyd.core.policy import JobPolicy, LinkPolicy, Policy
 from proxyd.runtime.plain import Plain, PlainError
 from proxyd.wire.envelope import TrafficClass
 
@@ -67,3 +68,13 @@ def test_what_has_no_plain_form_is_refused_at_once() -> None:
 def test_what_does_not_fit_is_told(wrong: object) -> None:
     with pytest.raises(PlainError):
         Plain().decoder(CoordinatorEvent)(wrong)
+
+
+def test_a_policy_crosses_whole() -> None:
+    policy = Policy(
+        jobs={"train": JobPolicy(weight=3, floor_bytes_per_s=1_000_000)},
+        links={LinkName("a", "b"): LinkPolicy(cap_bytes_per_s=5_000_000)},
+    )
+    plain = Plain()
+    text = json.dumps(plain.encoder(CoordinatorEvent)(PolicyChanged(policy)))
+    assert plain.decoder(CoordinatorEvent)(json.loads(text)) == PolicyChanged(policy)
