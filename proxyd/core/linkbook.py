@@ -29,6 +29,12 @@ SECOND_LOOK_NS = 100_000_000
 FALLBACK_SLICE_NS = 20_000_000
 """Length of a self-issued slot: the same as a granted one."""
 NANOS = 1_000_000_000
+UNSCHEDULED_SHARE = 20
+"""Small messages may use one byte in this many of a link without asking."""
+UNSCHEDULED_BURST_NS = 250_000_000
+"""So much of that share at once, if half the gateway's buffer holds it."""
+UNSCHEDULED_REPORT_NS = 20_000_000
+"""How late small messages may be accounted: nothing waits for it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,6 +89,8 @@ class LinkBook:
         self._looked_for_ns = -1
         self.last_heard_ns = 0
         self.unscheduled_bytes = 0
+        self._unscheduled_left_bytes = 0
+        self._unscheduled_ns: int | None = None
         self.fallback_bytes = 0
         self.peers: dict[AgentName, PeerCounts] = {}
         self.turn: AgentName | None = None
@@ -160,6 +168,44 @@ class LinkBook:
         self._looked_for_ns = self.last_heard_ns
         self.look_again_ns = now_ns + SECOND_LOOK_NS
         return True
+
+    # --------------------------------------------------------------------------------- unscheduled
+
+    def may_go_unscheduled(self, nbytes: int, least_bytes: int, now_ns: int) -> bool:
+        """Whether a small message may go without asking; if so it is counted against the budget.
+
+        The budget fills at a twentieth of the link's rate (divided among its agents as the fallback rates are), up to a
+        quarter of a second's worth (half the gateway's buffer, where that is less), and always holds one message when
+        it is full: many small messages can't flood a link.
+
+        :param least_bytes: the largest message that needs no grant.
+        """
+        info = self.info
+        if not nbytes or info is None:
+            return True
+        rate = info.rate_bytes_per_s // UNSCHEDULED_SHARE
+        if self.fallback_rate_bytes_per_s:
+            # What this agent may send by itself: its part of 0.8 of the link.
+            rate = min(rate, self.fallback_rate_bytes_per_s * 5 // 4 // UNSCHEDULED_SHARE)
+        burst = rate * UNSCHEDULED_BURST_NS // NANOS
+        burst = max(least_bytes, min(burst, info.buffer_bytes // 2) if info.buffer_bytes else burst)
+        if self._unscheduled_ns is None:
+            self._unscheduled_left_bytes, self._unscheduled_ns = burst, now_ns
+        elif added := rate * (now_ns - self._unscheduled_ns) // NANOS:
+            self._unscheduled_left_bytes += added
+            self._unscheduled_ns = now_ns
+        self._unscheduled_left_bytes = min(burst, self._unscheduled_left_bytes)
+        if nbytes > self._unscheduled_left_bytes:
+            return False
+        self._unscheduled_left_bytes -= nbytes
+        return True
+
+    def unscheduled(self, nbytes: int, now_ns: int) -> None:
+        """A chunk of a small message is handed to a stream."""
+        self.unscheduled_bytes += nbytes
+        due_ns = now_ns + UNSCHEDULED_REPORT_NS
+        if self.report_due_ns is None or self.report_due_ns > due_ns:
+            self.report_due_ns = due_ns
 
     # -------------------------------------------------------------------------------------- grants
 

@@ -162,7 +162,10 @@ class Sender:
         info = book.info if book is not None else None
         chunk_bytes = LOCAL_CHUNK_BYTES if not remote else UNKNOWN_CHUNK_BYTES if info is None else info.chunk_bytes
         out.chunk_bytes = max(wire.MIN_CHUNK_BYTES, min(wire.MAX_CHUNK_BYTES, chunk_bytes))
-        out.free = out.link is None or out.nbytes <= self.config.unscheduled_bytes
+        small_bytes = self.config.unscheduled_bytes
+        out.free = book is None or (
+            out.nbytes <= small_bytes and book.may_go_unscheduled(out.nbytes, small_bytes, now_ns)
+        )
         out.wanted_bytes = out.nbytes
         if out.free:
             self.asking.withdraw(out.announcement, now_ns)
@@ -254,7 +257,7 @@ class Sender:
             if out.link is not None and out.observed:
                 self.asking.links[out.link].observe(name, chunk.length)
             elif out.link is not None:
-                self.asking.links[out.link].unscheduled_bytes += chunk.length
+                self.asking.links[out.link].unscheduled(chunk.length, now_ns)
             return chunk
         if name.site == self.config.agent.site:
             return None
