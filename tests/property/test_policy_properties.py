@@ -249,13 +249,14 @@ def test_classes_are_served_as_the_policy_says() -> None:
         assert least <= len(sending) <= most, sharing
 
 
-def test_far_agents_keep_the_link_as_full_as_near_ones() -> None:
+@pytest.mark.parametrize(("senders", "nbytes"), [(2, 8 << 20), (4, 8 << 20), (4, 1 << 20)])
+def test_far_agents_keep_the_link_as_full_as_near_ones(senders: int, nbytes: int) -> None:
     """Control messages take 45 ms each way: hand-overs would be late, so the agents send together."""
     used: dict[int, float] = {}
     for control_ns in (500_000, 45 * MS):
-        world = World(Policy(), {"job": 2}, control_ns=control_ns)
-        world.backlog({"job": TrafficClass.PIPELINE}, 2)
-        used[control_ns] = world.backlog({"job": TrafficClass.PIPELINE}, 10)["job"]
+        world = World(Policy(), {"job": senders}, control_ns=control_ns)
+        world.backlog({"job": TrafficClass.PIPELINE}, 2, nbytes)
+        used[control_ns] = world.backlog({"job": TrafficClass.PIPELINE}, 6, nbytes)["job"]
     assert used[45 * MS] > 0.95 * used[500_000]
 
 
