@@ -9,8 +9,8 @@ processes of one machine share. Ranks 0..n-1 send, rank n+i receives from rank i
     receive ARGS    -> {"event": "received", "sender", "number", "end_ns", "digest"}
     both            -> {"event": "ready"} at first, {"event": "failed", "error"} at last if anything goes wrong
 
-ARGS is a JSON object: ``socket, job, senders, tensor_bytes`` and, to send, ``rank``. The content differs by sender and
-burst; both sides compute its digest outside the measured time, and the one who directs them compares.
+ARGS is a JSON object: ``socket, job, traffic, senders, tensor_bytes`` and, to send, ``rank``. The content differs by
+sender and burst; both sides compute its digest outside the measured time, and the one who directs them compares.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def send(args: dict[str, Any]) -> None:
             if wait_ns > 0:
                 time.sleep(wait_ns / 1e9)
             start_ns = time.monotonic_ns()
-            handle = endpoint.isend(tensor, dst=args["senders"] + sender, tag=number)
+            handle = endpoint.isend(tensor, dst=args["senders"] + sender, tag=number, traffic=args["traffic"])
             returned_ns = time.monotonic_ns()
             say(event="sent", sender=sender, number=number, start_ns=start_ns, returned_ns=returned_ns, digest=checked)
             handles.append((number, handle))

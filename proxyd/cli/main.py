@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
     "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),
     "bench link": ("proxyd.cli.bench_link", "a link that changes and that nobody configured, beside plain TCP"),
+    "bench ways": ("proxyd.cli.bench_ways", "far coordinators, both directions at once, urgent messages"),
     "healthcheck": ("proxyd.cli.healthcheck", "whether the daemon of a configuration accepts, for probes"),
     "version": ("proxyd.cli.version", "print the version"),
 }

@@ -103,18 +103,34 @@ class PlainTraffic:
 
 
 class ProxydTraffic:
-    """One trainer per sending host, one process for all receivers, each at the agent of its host."""
+    """One trainer per sending host, one process for all receivers, each at the agent of its host.
 
-    def __init__(self, net: Net, scenario: Scenario, cluster: Cluster, sites: tuple[str, str]) -> None:
+    ``job`` keeps several of them apart; ``traffic`` is the class of all messages; ``first_host`` is sender 0's.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        scenario: Scenario,
+        cluster: Cluster,
+        sites: tuple[str, str],
+        *,
+        job: str = JOB,
+        traffic: str = "pipeline",
+        first_host: int = 0,
+    ) -> None:
         self._scenario = scenario
         self._cluster = cluster
         self._src, self._dst = sites
+        self._job, self._traffic = job, traffic
         self._crew = Crew()
         self._digests: dict[tuple[int, int], str] = {}
         try:
             # Together: on two cores most of the start is Python's imports.
             receiver = self._start(net, self._dst, 0, "receive", {})
-            self._senders = [self._start(net, self._src, n, "send", {"rank": n}) for n in range(scenario.senders)]
+            self._senders = [
+                self._start(net, self._src, first_host + n, "send", {"rank": n}) for n in range(scenario.senders)
+            ]
             self._await_ready([receiver, *self._senders])
             self._before = self._counters()
         except BaseException:
@@ -124,7 +140,8 @@ class ProxydTraffic:
     def _start(self, net: Net, site: str, host: int, role: str, more: dict[str, Any]) -> Member:
         args = {
             "socket": self._cluster.agent(site, host).socket,
-            "job": f"{JOB}-{self._src}-{self._dst}",
+            "job": f"{self._job}-{self._src}-{self._dst}",
+            "traffic": self._traffic,
             "senders": self._scenario.senders,
             "tensor_bytes": self._scenario.tensor_bytes,
             **more,
