@@ -21,7 +21,9 @@ MODES = ("proxyd", "cubic", "bbr")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rate", default="400Mbit", help="the link's mean rate (default: 400Mbit)")
+    parser.add_argument(
+        "--rate", default="400Mbit", help="mean rate; of a step the higher one (default: 400Mbit)"
+    )
     parser.add_argument("--rtt", default="60ms", help="round trip without any queue (default: 60ms)")
     parser.add_argument("--buffer", default="1bdp", help="drop-tail queue, a size or like 0.1bdp (default: 1bdp)")
     parser.add_argument("--mtu", type=int, default=9000, help="bytes of the largest packet (default: 9000)")
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default=",".join(MODES), help="some of proxyd,cubic,bbr (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the trace and of random loss (default: 1)")
     parser.add_argument("--loss", type=float, default=0.0, help="chance that a packet is lost at random")
-    parser.add_argument("--policer", metavar="RATE,BURST", help="a token bucket before the queue, like 100Mbit,1MiB")
+    parser.add_argument("--policer", metavar="RATE:BURST", help="a token bucket before the queue, like 100Mbit:1MiB")
     parser.add_argument("--cross", metavar="RATE", help="somebody else's datagrams in the middle half of the time")
     parser.add_argument("--cross-tcp", choices=("cubic", "bbr"), default="", help="somebody else's TCP flow, then")
     parser.add_argument("--hint", action="store_true", help="configure the link's capacity, round trip and buffer")
@@ -140,14 +142,14 @@ def scenario_of(args: argparse.Namespace) -> LinkScenario:
 
 
 def policer_of(text: str | None) -> PolicerSpec | None:
-    """``RATE,BURST``."""
+    """``RATE:BURST``."""
     from proxyd.wan import PolicerSpec
 
     if text is None:
         return None
-    rate, comma, burst = text.partition(",")
-    if not comma:
-        raise ConfigError(f"--policer {text!r} names no burst", next_step="Write it like 100Mbit,1MiB")
+    rate, colon, burst = text.partition(":")
+    if not colon:
+        raise ConfigError(f"--policer {text!r} names no burst", next_step="Write it like 100Mbit:1MiB")
     return PolicerSpec(parse_rate(rate.strip()), parse_size(burst.strip()))
 
 

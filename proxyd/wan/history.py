@@ -114,10 +114,10 @@ class History:
         return None
 
     def filled_ns(self, start_ns: int, end_ns: int, share: float, window_ns: int) -> int | None:
-        """When the link is used: the end of the first stretch of ``window_ns`` after ``start_ns`` in which at least
-        ``share`` of it was carried. None: not before ``end_ns``."""
+        """When the link is used: the beginning of the first stretch of ``window_ns`` after ``start_ns`` in which at
+        least ``share`` of it was carried. None: no such stretch ends before ``end_ns``."""
         for number in range(bisect_right(self.times_ns, start_ns), bisect_right(self.times_ns, end_ns)):
             time_ns = self.times_ns[number]
             if time_ns - window_ns >= start_ns and self.used(time_ns - window_ns, time_ns) >= share:
-                return time_ns
+                return time_ns - window_ns
         return None

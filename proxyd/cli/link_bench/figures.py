@@ -15,9 +15,10 @@ from proxyd.wan.burst import summarise
 
 PLOT_STEP_NS = 100_000_000
 SETTLED_BDP = 0.1
-SETTLED_FOR_RTTS = 2
+SETTLED_FOR_RTTS = 1
 FILLED_SHARE = 0.9
-FILLED_OVER_RTTS = 2
+FILLED_FOR_RTTS = 5
+STEP_LOSS_RTTS = 5
 ESTIMATE_OVER_NS = 100_000_000
 """An estimate is compared with what the link could carry in this time around it."""
 
@@ -74,7 +75,7 @@ def link_figures(scenario: LinkScenario, run: LinkRun) -> dict[str, Any]:
     }
     figures |= estimate_figures(scenario, run)
     if scenario.step:
-        figures |= step_figures(scenario, run)
+        figures["step"] = step_figures(scenario, run)
     if run.counters is not None:
         figures["counters"] = run.counters
     return figures
@@ -83,7 +84,7 @@ def link_figures(scenario: LinkScenario, run: LinkRun) -> dict[str, Any]:
 def start_figures(scenario: LinkScenario, run: LinkRun) -> dict[str, Any]:
     """The first ten round trips: what start-up cost."""
     warm_ns, history = run.warm_ns(scenario), run.history
-    filled_ns = history.filled_ns(run.start_ns, run.end_ns, FILLED_SHARE, FILLED_OVER_RTTS * scenario.rtt_ns)
+    filled_ns = history.filled_ns(run.start_ns, run.end_ns, FILLED_SHARE, FILLED_FOR_RTTS * scenario.rtt_ns)
     return {
         "utilisation": round(history.used(run.start_ns, warm_ns), 4),
         "drops": history.drops(run.start_ns, warm_ns),
@@ -120,18 +121,18 @@ def estimate_figures(scenario: LinkScenario, run: LinkRun) -> dict[str, Any]:
 def step_figures(scenario: LinkScenario, run: LinkRun) -> dict[str, Any]:
     """What happened after the step, in round trips; None: never before the end.
 
-    ``queue_settled_rtts``: until the queue stays under 0.1 BDP for two round trips. ``filled_rtts``: until two round
-    trips in a row are 90 % used. ``step_loss``: packets dropped over offered in the 20 round trips after the step.
+    When the queue was back under 0.1 BDP for one of them; when 0.9 of the link began to be used for five in a row; the
+    share of packets that was dropped in the first five.
     """
     step_ns = run.origin_ns + int(scenario.step_at_s * 1e9)
-    rtt_ns = scenario.rtt_ns
+    rtt_ns, history = scenario.rtt_ns, run.history
     limit_bytes = int(SETTLED_BDP * scenario.bdp_bytes)
-    settled_ns = run.history.settled_ns(step_ns, run.end_ns, limit_bytes, SETTLED_FOR_RTTS * rtt_ns)
-    filled_ns = run.history.filled_ns(step_ns, run.end_ns, FILLED_SHARE, FILLED_OVER_RTTS * rtt_ns)
+    settled_ns = history.settled_ns(step_ns, run.end_ns, limit_bytes, SETTLED_FOR_RTTS * rtt_ns)
+    filled_ns = history.filled_ns(step_ns, run.end_ns, FILLED_SHARE, FILLED_FOR_RTTS * rtt_ns)
     return {
-        "queue_settled_rtts": None if settled_ns is None else round((settled_ns - step_ns) / rtt_ns, 1),
-        "filled_rtts": None if filled_ns is None else round((filled_ns - step_ns) / rtt_ns, 1),
-        "step_loss": round(run.history.loss(step_ns, min(run.end_ns, step_ns + 20 * rtt_ns)), 6),
+        "queue_under_tenth_bdp_after_rtts": None if settled_ns is None else round((settled_ns - step_ns) / rtt_ns, 1),
+        "used_90_percent_after_rtts": None if filled_ns is None else round((filled_ns - step_ns) / rtt_ns, 1),
+        "loss_of_5_rtts": round(history.loss(step_ns, min(run.end_ns, step_ns + STEP_LOSS_RTTS * rtt_ns)), 6),
     }
 
 

@@ -14,7 +14,7 @@ LATE_S = 0.0005
 
 def print_link(console: Console, description: str, runs: Sequence[dict[str, Any]]) -> None:
     """One line per mode."""
-    steps = any("filled_rtts" in run for run in runs)
+    steps = any("step" in run for run in runs)
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     names = ["mode", "used", "q p50", "q p99", "loss", "resent", "mean", "p99", "full", "off by"]
     names += ["q back", "full"] if steps else []
@@ -34,7 +34,9 @@ def print_link(console: Console, description: str, runs: Sequence[dict[str, Any]
             rtts(run["start"]["filled_rtts"]),
             f"{run['estimate_error_p50']:.0%}, {run['estimate_error_p95']:.0%}" if "estimate_error_p50" in run else "",
         ]
-        row += [rtts(run.get("queue_settled_rtts")), rtts(run.get("filled_rtts"))] if steps else []
+        if steps:
+            step = run["step"]
+            row += [rtts(step["queue_under_tenth_bdp_after_rtts"]), rtts(step["used_90_percent_after_rtts"])]
         table.add_row(*row, style="bold green" if run["mode"] == "proxyd" else None)
     console.print(description, highlight=False, soft_wrap=True)
     console.print(table)

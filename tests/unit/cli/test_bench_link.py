@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_issue() -> None:
 def test_every_option_lands() -> None:
     options = (
         "--rate 100Mbit --rtt 20ms --buffer 0.5bdp --mtu 1500 --trace wild --senders 3 --seconds 6 --message 1MiB "
-        "--depth 3 --seed 7 --loss 0.001 --policer 50Mbit,1MiB --cross 10Mbit --cross-tcp bbr --hint"
+        "--depth 3 --seed 7 --loss 0.001 --policer 50Mbit:1MiB --cross 10Mbit --cross-tcp bbr --hint"
     )
     scenario = bench_link.scenario_of(args_of(*options.split()))
     assert scenario.buffer_bytes == 125_000
@@ -205,9 +205,10 @@ def test_figures_of_a_run() -> None:
     assert figures["fct_seconds"]["mean"] == 0.05
     assert figures["messages"] == 35, "what was ordered in the first ten round trips is not counted"
     assert figures["start"]["utilisation"] == 0.8
-    assert figures["start"]["filled_rtts"] == pytest.approx(3.8, abs=0.3)
-    assert figures["queue_settled_rtts"] == 3.0
-    assert figures["filled_rtts"] == 2.0
+    assert figures["start"]["filled_rtts"] == pytest.approx(1.6, abs=0.3)
+    assert figures["step"]["queue_under_tenth_bdp_after_rtts"] == 3.0
+    assert figures["step"]["used_90_percent_after_rtts"] == 0.0
+    assert figures["step"]["loss_of_5_rtts"] == pytest.approx(10 / 260, abs=1e-6)
     # Wrong for one look in 35: at the step's own instant, and 100 ms later it had followed.
     assert figures["estimate_error_p50"] == pytest.approx(0.0, abs=0.001)
     assert figures["estimate_sources"] == ["estimated"]
@@ -219,8 +220,8 @@ def test_a_queue_that_stays_and_a_link_that_never_fills_are_said() -> None:
     run.history.peak_bytes[:] = array("q", [400_000] * len(run.history.peak_bytes))
     run.history.carried_bytes[:] = array("q", [value // 2 for value in run.history.carried_bytes])
     figures = link_figures(SCENARIO, run)
-    assert figures["queue_settled_rtts"] is None
-    assert figures["filled_rtts"] is None
+    assert figures["step"]["queue_under_tenth_bdp_after_rtts"] is None
+    assert figures["step"]["used_90_percent_after_rtts"] is None
     out = io.StringIO()
     print_link(Console(file=out, width=120), "a link", [figures])
     assert "never" in out.getvalue()

@@ -51,8 +51,8 @@ def test_when_the_queue_is_back_and_the_link_full() -> None:
     assert LINE.settled_ns(0, 10 * MS, 100, 10 * MS) is None
     assert LINE.settled_ns(25 * MS, 90 * MS, 100, 20 * MS) == 25 * MS
     assert LINE.settled_ns(0, 90 * MS, 100, 200 * MS) is None
-    assert LINE.filled_ns(0, 90 * MS, 0.9, 10 * MS) == 10 * MS
-    assert LINE.filled_ns(20 * MS, 90 * MS, 0.5, 20 * MS) == 90 * MS
+    assert LINE.filled_ns(0, 90 * MS, 0.9, 10 * MS) == 0
+    assert LINE.filled_ns(20 * MS, 90 * MS, 0.5, 20 * MS) == 70 * MS
     assert LINE.filled_ns(20 * MS, 90 * MS, 0.6, 20 * MS) is None
 
 
