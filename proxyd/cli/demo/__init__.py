@@ -12,10 +12,21 @@ from pathlib import Path
 
 from proxyd.core.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
+CONFIGURED = True
+"""Whether the coordinator is told of the link, unless an option says otherwise."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write all figures there")
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw them (needs the 'report' extra)")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument(
+        "--capacity", dest="capacity", action="store_true", help="configure the links' capacity, round trip and buffer"
+    )
+    known.add_argument(
+        "--no-capacity", dest="capacity", action="store_false", help="configure nothing: the coordinator finds it out"
+    )
+    parser.set_defaults(capacity=CONFIGURED)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer bursts: under a minute, percentiles are rough")
     size.add_argument(
@@ -43,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     # SIGTERM unwinds like Ctrl-C: daemons, trainers and namespaces end in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console, errors = Console(), Console(stderr=True)
-    session = Session(errors, quick=args.quick, full=args.full)
+    session = Session(errors, quick=args.quick, full=args.full, configured=args.capacity)
     session.run()
     # Files first: what follows may be piped into something that stops reading.
     if args.out is not None:

@@ -102,6 +102,8 @@ class Scenario:
             parts.append(f"random loss {self.loss:g}")
         if self.both_directions:
             parts.append("both directions at once")
+        if not self.configured:
+            parts.append("no capacity configured")
         parts.append(
             f"next burst {format_duration(self.gap_ns)} after the last arrival"
             if self.open_load is None

@@ -72,9 +72,9 @@ class Watcher:
 class Session:
     """All modes of all scenarios, one after another: they would disturb each other."""
 
-    def __init__(self, console: Console, *, quick: bool, full: bool) -> None:
+    def __init__(self, console: Console, *, quick: bool, full: bool, configured: bool = True) -> None:
         self.console = console
-        self.scenario = Scenario()
+        self.scenario = Scenario(configured=configured)
         self.started_s = time.monotonic()
         self.in_budget = not full
         self.modes = main_modes(QUICK_BURSTS if quick else BURSTS)
@@ -176,6 +176,7 @@ def scenario_json(scenario: Scenario, results: Sequence[RunResult], kind: str = 
             "gap_seconds": None if scenario.open_load is not None else scenario.gap_ns / 1e9,
             "open_load": scenario.open_load,
             "both_directions": scenario.both_directions,
+            "configured": scenario.configured,
         },
     }
 
