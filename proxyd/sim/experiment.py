@@ -19,7 +19,6 @@ carries only what the workload sends back.
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 from proxyd.core.bandwidth import LinkSettings
@@ -29,8 +28,8 @@ from proxyd.core.errors import ConfigError
 from proxyd.core.ids import AgentName, EndpointName, LinkName
 from proxyd.core.traces import MAX_RATE_BYTES_PER_S, MIN_RATE_BYTES_PER_S, RateTrace
 from proxyd.sim.checks import check_coordinator
-from proxyd.sim.link import HEADERS_BYTES, NANOS, CrossPort, CrossTraffic, Link, LinkCounts, LinkModel, Policer
-from proxyd.sim.tcp import Stream
+from proxyd.sim.cross import start_cross_tcp
+from proxyd.sim.link import HEADERS_BYTES, NANOS, CrossTraffic, LinkCounts, LinkModel, Policer
 from proxyd.sim.workloads import Backlog, Checkpoint, Pair, Pipeline, Rounds, Workload
 from proxyd.sim.world import World
 from proxyd.wire.envelope import TrafficClass
@@ -43,7 +42,6 @@ SAMPLE_NS = 10_000_000
 QUEUE_SAMPLE_NS = 1_000_000
 WARM_UP_ROUND_TRIPS = 10
 WORKLOADS = ("backlog", "burst", "pipeline", "mixed", "checkpoint")
-CROSS_CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ class LinkRun:
         for workload in self.workloads:
             workload.start()
         for _ in range(self.experiment.cross_tcp):
-            _cross_tcp(self.world, self.link, self.experiment.rtt_ns)
+            start_cross_tcp(self.world.clock, self.link, self.experiment.rtt_ns, self.world.rng)
         self._sample()
 
     def true_bytes_per_s(self, time_ns: int) -> int:
@@ -395,18 +393,3 @@ def _workloads(experiment: LinkExperiment, world: World, pairs: list[Pair], end_
 def _depth(experiment: LinkExperiment) -> int:
     """Messages per sender, so that one alone can fill the path and has more waiting."""
     return 3 + -(-2 * experiment.bdp_bytes // experiment.message_bytes)
-
-
-def _cross_tcp(world: World, link: Link, rtt_ns: int) -> Stream:
-    """A download that isn't ours: endless, unpaced, driven by its losses."""
-    rng = random.Random(world.rng.getrandbits(32))
-    stream = Stream(
-        world.clock,
-        CrossPort(link),
-        rtt_ns - link.model.one_way_ns,
-        slow_start_after_idle=False,
-        ask=lambda: (None, CROSS_CHUNK_BYTES, False),
-        arrived=lambda chunk: None,
-    )
-    world.clock.after(rng.randrange(rtt_ns, 2 * rtt_ns), stream.pump)
-    return stream

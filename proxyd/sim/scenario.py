@@ -1,142 +1,30 @@
-"""Scenario files: who is there, what happens, what must come out.
-
-TOML::
-
-    description = "eight senders at once"
-    duration = "20s"                       # the longest it may take; it ends when all has settled
-
-    [[link]]                               # each direction by itself
-    from = "hami"
-    to = "shenzhen"
-    capacity = "400Mbit"
-    rtt = "60ms"                           # to and fro; half of it each way
-    buffer = "300kB"
-    loss = 0.0                             # optional
-
-    [control]                              # optional
-    delay = "300us"
-    jitter = "200us"
-
-    [pauses]                               # optional: busy hosts, whose processes are kept waiting
-    every = "300ms"                        # each process so often (on average)
-    most = "20ms"                          # for up to so long
-
-    [[agents]]                             # `count` agents named host0, host1, ...
-    site = "hami"
-    count = 8
-    first_rank = 0
-    ranks_each = 1                         # optional: trainers at each
-    memory = "256MiB"                      # optional: receive memory
-
-    [[burst]]                              # each rank of `from` sends to the rank at the same place of `to`
-    at = "1s"
-    from = [0, 7]                          # first and last rank
-    to = [8, 15]
-    size = "8MiB"
-    traffic = "pipeline"
-    times = 3                              # optional: again so often,
-    gap = "350ms"                          # ... so long after the last arrival
-    spread = "0.2ms"                       # optional: posted at random times within it
-    cancel = 0.0                           # optional: share of the messages that is given up,
-    cancel_within = "2s"                   # ... at a random time so soon after it was posted
-
-    [[fault]]                              # optional
-    at = "2s"
-    do = "kill_agent"                      # kill_agent | kill_trainer | kill_coordinator | start_coordinator
-    rank = 0                               # of an agent's trainer
-
-    [expect]                               # optional bounds
-    after_rounds = 1                       # optional: completion times count from this round on (warm connections)
-    drops = 0
-    failed = 0
-    fct_p99_over_ideal = 1.08
-    fct_mean_over_ideal = 0.65
-
-The invariants of :mod:`proxyd.sim.checks` hold in every scenario without being named.
-"""
+"""Runs of scenario files (their format: :mod:`proxyd.sim.scenario_file`): the invariants hold, the bounds are met."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.coordinator import CoordinatorConfig
 from proxyd.core.errors import ConfigError
-from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
-from proxyd.core.units import parse_duration, parse_rate, parse_size
+from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.sim.checks import InvariantError, check_coordinator, check_end
+from proxyd.sim.cross import start_cross_tcp
 from proxyd.sim.host import AgentHost
-from proxyd.sim.link import NANOS, LinkModel
+from proxyd.sim.link import NANOS, LinkCounts
+from proxyd.sim.scenario_file import Burst, Fault, Ranks, Scenario, load_scenario
 from proxyd.sim.trainer import Fate
+from proxyd.sim.workloads import Backlog, Checkpoint, Pair, Pipeline, Workload
 from proxyd.sim.world import CoordinatorHost, World
-from proxyd.wire.envelope import TrafficClass
 
 JOB = "sim"
 COORDINATOR = "coordinator:7600"
 SETTLE_NS = 12 * NANOS
 """After the last message: leases, lingering and time-outs come to their ends."""
 STEP_NS = 50_000_000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Agents:
-    """Agents of one site."""
-
-    site: str
-    count: int
-    first_rank: int
-    ranks_each: int
-    memory_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Burst:
-    """Messages that are posted together."""
-
-    at_ns: int
-    first: tuple[int, int]
-    second: tuple[int, int]
-    size_bytes: int
-    traffic: TrafficClass
-    times: int
-    gap_ns: int
-    spread_ns: int
-    cancel: float
-    cancel_within_ns: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fault:
-    """Something breaks, or comes back."""
-
-    at_ns: int
-    do: str
-    rank: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scenario:
-    """One file."""
-
-    name: str
-    description: str
-    duration_ns: int
-    links: Mapping[LinkName, LinkModel]
-    control_ns: int
-    jitter_ns: int
-    pause_every_ns: int
-    """0: never."""
-    pause_most_ns: int
-    slow_start_after_idle: bool
-    agents: tuple[Agents, ...]
-    bursts: tuple[Burst, ...]
-    faults: tuple[Fault, ...]
-    expect: Mapping[str, float]
+COUNT_NS = 1_000_000
+"""How often the measured link is looked at."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -160,6 +48,8 @@ class Result:
     """Of each burst: from its first post to its last arrival."""
     ideal_cct_ns: int
     """Of the first burst: its bytes at the link's rate, and one way; 0 without one."""
+    utilisation: float
+    """Of the first link, in the time that ``measure`` names; 0 without it."""
     problems: list[str]
     """Expectations that weren't met; empty: passed."""
 
@@ -167,101 +57,6 @@ class Result:
         """Of the completion times."""
         ordered = sorted(self.fct_ns)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
-
-
-_KEYS = {
-    "": {
-        "description",
-        "duration",
-        "slow_start_after_idle",
-        "link",
-        "control",
-        "pauses",
-        "agents",
-        "burst",
-        "fault",
-        "expect",
-    },
-    "link": {"from", "to", "capacity", "rtt", "buffer", "loss"},
-    "control": {"delay", "jitter"},
-    "pauses": {"every", "most"},
-    "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
-    "burst": {"at", "from", "to", "size", "traffic", "times", "gap", "spread", "cancel", "cancel_within"},
-    "fault": {"at", "do", "rank"},
-    "expect": {
-        "after_rounds",
-        "drops",
-        "failed",
-        "delivered_least",
-        "fct_p99_over_ideal",
-        "fct_mean_over_ideal",
-        "fallback",
-        "queue_over_buffer",
-    },
-}
-
-
-def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Raises ConfigError, naming the file and what is wrong."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read scenario {path}", why=str(error)) from error
-    for table, keys in _KEYS.items():
-        value = data if not table else data.get(table, {})
-        for entry in value if isinstance(value, list) else [value]:
-            for key in sorted(set(entry) - keys):
-                raise ConfigError(
-                    f"{path}: [{table}] has no key {key!r}", next_step=f"Known: {', '.join(sorted(keys))}"
-                )
-    try:
-        return _scenario(path.stem, data)
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _scenario(name: str, data: Mapping[str, Any]) -> Scenario:
-    control, pauses = data.get("control", {}), data.get("pauses", {})
-    return Scenario(
-        name=name,
-        description=data["description"],
-        duration_ns=parse_duration(data["duration"]),
-        links={
-            LinkName(link["from"], link["to"]): LinkModel(
-                parse_rate(link["capacity"]),
-                parse_duration(link["rtt"]) // 2,
-                parse_size(link["buffer"]),
-                loss=float(link.get("loss", 0.0)),
-            )
-            for link in data["link"]
-        },
-        control_ns=parse_duration(control.get("delay", "300us")),
-        jitter_ns=parse_duration(control.get("jitter", "200us")),
-        pause_every_ns=parse_duration(pauses["every"]) if pauses else 0,
-        pause_most_ns=parse_duration(pauses["most"]) if pauses else 0,
-        slow_start_after_idle=bool(data.get("slow_start_after_idle", False)),
-        agents=tuple(
-            Agents(a["site"], a["count"], a["first_rank"], a.get("ranks_each", 1), parse_size(a.get("memory", "1GiB")))
-            for a in data["agents"]
-        ),
-        bursts=tuple(
-            Burst(
-                parse_duration(b["at"]),
-                (b["from"][0], b["from"][1]),
-                (b["to"][0], b["to"][1]),
-                parse_size(b["size"]),
-                TrafficClass.parse(b["traffic"]),
-                b.get("times", 1),
-                parse_duration(b.get("gap", "350ms")),
-                parse_duration(b.get("spread", "0.2ms")),
-                float(b.get("cancel", 0.0)),
-                parse_duration(b.get("cancel_within", "2s")),
-            )
-            for b in data.get("burst", ())
-        ),
-        faults=tuple(Fault(parse_duration(f["at"]), f["do"], f.get("rank", -1)) for f in data.get("fault", ())),
-        expect=data.get("expect", {}),
-    )
 
 
 class Run:
@@ -272,23 +67,14 @@ class Run:
         self.seed = seed
         self.world = world = World(
             seed,
-            dict(scenario.links),
+            {plan.name: plan.model(seed, scenario.duration_ns + SETTLE_NS) for plan in scenario.links},
             control_ns=scenario.control_ns,
             control_jitter_ns=scenario.jitter_ns,
             slow_start_after_idle=scenario.slow_start_after_idle,
         )
         world.check_coordinator = check_coordinator
         self._config = CoordinatorConfig(
-            links=tuple(
-                LinkSettings(
-                    name,
-                    model.rate_bytes_per_s,
-                    2 * model.one_way_ns,
-                    model.buffer_bytes,
-                    mtu_bytes=model.mtu_bytes,
-                )
-                for name, model in scenario.links.items()
-            ),
+            links=tuple(plan.settings() for plan in scenario.links),
             control_rtt_ns=2 * scenario.control_ns + scenario.jitter_ns,
         )
         self._epoch = 1
@@ -305,6 +91,15 @@ class Run:
                     world.start_trainer(host, EndpointName(JOB, group.first_rank + rank))
         for burst in scenario.bursts:
             self._plan(burst, burst.at_ns, burst.times)
+        self._workloads: list[Workload] = []
+        self._plan_workloads()
+        for plan in scenario.links:
+            for _ in range(plan.cross_tcp):
+                link = world.link(plan.name.src_site, plan.name.dst_site)
+                start_cross_tcp(world.clock, link, 2 * plan.base.one_way_ns, world.rng)
+        self._counts: list[LinkCounts] = []
+        if scenario.measure_ns is not None:
+            world.clock.at(scenario.measure_ns[0], self._count, scenario.measure_ns[1])
         if scenario.pause_every_ns:
             self._pause_later(world.coordinators[COORDINATOR])
             for host in world.hosts.values():
@@ -325,7 +120,64 @@ class Run:
 
     @property
     def _settled(self) -> bool:
-        return self._pending == 0 and all(fate.settled for fate in self._live_fates())
+        if self._pending or any(workload.pending for workload in self._workloads):
+            return False
+        return all(fate.settled for fate in self._live_fates())
+
+    def _count(self, until_ns: int) -> None:
+        name = self.scenario.links[0].name
+        self._counts.append(self.world.link(name.src_site, name.dst_site).counts())
+        if self.world.clock.now_ns < until_ns:
+            self.world.clock.after(COUNT_NS, self._count, until_ns)
+
+    def _plan_workloads(self) -> None:
+        world, scenario = self.world, self.scenario
+        planned: list[tuple[int, Workload]] = []
+        for backlog in scenario.backlogs:
+            planned.append(
+                (
+                    backlog.at_ns,
+                    Backlog(
+                        world,
+                        _pairs(backlog.ranks),
+                        backlog.size_bytes,
+                        backlog.traffic,
+                        depth=backlog.depth,
+                        until_ns=backlog.at_ns + backlog.for_ns,
+                    ),
+                )
+            )
+        for pipeline in scenario.pipelines:
+            planned.append(
+                (
+                    pipeline.at_ns,
+                    Pipeline(
+                        world,
+                        _pairs(pipeline.ranks),
+                        pipeline.size_bytes,
+                        compute_ns=pipeline.compute_ns,
+                        in_flight=pipeline.in_flight,
+                        count=pipeline.count,
+                    ),
+                )
+            )
+        for checkpoint in scenario.checkpoints:
+            planned.append(
+                (
+                    checkpoint.at_ns,
+                    Checkpoint(
+                        world,
+                        _pairs(checkpoint.ranks),
+                        checkpoint.size_bytes,
+                        message_bytes=checkpoint.message_bytes,
+                        every_ns=checkpoint.every_ns,
+                        times=checkpoint.times,
+                    ),
+                )
+            )
+        for at_ns, workload in planned:
+            self._workloads.append(workload)
+            world.clock.at(at_ns, workload.start)
 
     def _live_fates(self) -> list[Fate]:
         trainers = self.world.trainers
@@ -349,9 +201,7 @@ class Run:
         world = self.world
         sent: list[TransferId] = []
         self._rounds.append(sent)
-        ranks = range(burst.first[0], burst.first[1] + 1)
-        for place, rank in enumerate(ranks):
-            to_rank = burst.second[0] + place % (burst.second[1] - burst.second[0] + 1)
+        for rank, to_rank in burst.ranks.pairs():
             delay_ns = world.rng.randrange(max(1, burst.spread_ns))
             gives_up = world.rng.random() < burst.cancel
 
@@ -405,9 +255,11 @@ class Run:
     def _judge(self, ended_ns: int) -> Result:
         world = self.world
         fates = list(world.fates.values())
-        links = [world.link(*name) for name in self.scenario.links]
+        links = [world.link(plan.name.src_site, plan.name.dst_site) for plan in self.scenario.links]
         rounds = [[world.fates[transfer] for transfer in sent] for sent in self._rounds]
         counted = [fate for fates in rounds[int(self.scenario.expect.get("after_rounds", 0)) :] for fate in fates]
+        if not rounds:
+            counted = fates
         result = Result(
             scenario=self.scenario.name,
             seed=self.seed,
@@ -430,6 +282,7 @@ class Run:
                 if fates and all(fate.landed_ns for fate in fates)
             ],
             ideal_cct_ns=self._ideal_ns(),
+            utilisation=0.0,
             problems=[],
         )
         result.problems = self._problems(result)
@@ -440,15 +293,16 @@ class Run:
         if not self.scenario.bursts:
             return 0
         burst = self.scenario.bursts[0]
-        link = self.world.link(self._agent_of[burst.first[0]].site, self._agent_of[burst.second[0]].site)
-        count = burst.first[1] - burst.first[0] + 1
+        pairs = burst.ranks.pairs()
+        link = self.world.link(self._agent_of[pairs[0][0]].site, self._agent_of[pairs[0][1]].site)
+        count = len(pairs)
         nbytes = count * link.wire_bytes(burst.size_bytes)
         return nbytes * NANOS // link.model.rate_bytes_per_s + link.model.one_way_ns
 
     def _problems(self, result: Result) -> list[str]:
         expect, ideal_ns = self.scenario.expect, max(1, result.ideal_cct_ns)
         mean_ns = sum(result.fct_ns) / max(1, len(result.fct_ns))
-        buffer_bytes = min(model.buffer_bytes for model in self.scenario.links.values())
+        buffer_bytes = min(plan.base.buffer_bytes for plan in self.scenario.links)
         measured: dict[str, float] = {
             "drops": result.drops,
             "failed": result.failed,
@@ -457,6 +311,13 @@ class Run:
             "fallback": result.fallback_bytes,
             "queue_over_buffer": result.peak_queue_bytes / buffer_bytes,
         }
+        if self._counts:
+            base = self.scenario.links[0].base
+            queues = sorted(one.queue_bytes for one in self._counts)
+            bdp = base.rate_bytes_per_s * 2 * base.one_way_ns / NANOS
+            measured["queue_p99_bdp"] = queues[int(0.99 * (len(queues) - 1))] / bdp
+            measured["loss"] = self._counts[-1].loss_since(self._counts[0])
+            result.utilisation = self._counts[-1].utilisation_since(self._counts[0])
         problems = [
             f"{key} is {value:g}, at most {expect[key]:g} expected"
             for key, value in measured.items()
@@ -464,9 +325,17 @@ class Run:
         ]
         if result.delivered < expect.get("delivered_least", 0):
             problems.append(f"{result.delivered} of {result.messages} messages delivered")
+        if result.utilisation < expect.get("utilisation_least", 0):
+            problems.append(
+                f"{result.utilisation:.3f} of the link was used, at least {expect['utilisation_least']:g} expected"
+            )
         if "failed" not in expect and not self.scenario.faults and result.failed:
             problems.append(f"{result.failed} messages failed without a fault")
         return problems
+
+
+def _pairs(ranks: Ranks) -> list[Pair]:
+    return [Pair(EndpointName(JOB, one), EndpointName(JOB, other)) for one, other in ranks.pairs()]
 
 
 def run_scenario(path: Path | str, seed: int) -> Result:

@@ -20,15 +20,27 @@ SEEDS = {
     "burst": 4,
     "busy_hosts": 4,
     "cancellations": 20,
+    "checkpoints": 5,
     "cold_windows": 10,
     "coordinator_restarts": 20,
     "far_coordinator": 20,
     "full_receiver": 20,
     "lossy": 20,
     "mixed_classes": 15,
+    "pipeline_both_ways": 8,
     "small_messages": 25,
     "two_way": 20,
 }
+
+LINK = """description = "x"
+duration = "1s"
+[[link]]
+from = "a"
+to = "b"
+capacity = "10Mbit"
+rtt = "10ms"
+buffer = "0.5bdp"
+"""
 
 
 def run(name: str, seed: int) -> Result:
@@ -59,6 +71,48 @@ def test_a_seed_replays_exactly() -> None:
     assert first != run("cancellations", 8)
 
 
+def test_a_link_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "links.toml"
+    path.write_text(
+        LINK
+        + """trace = "wild"
+cross = "1Mbit"
+cross_on = "1s"
+cross_off = "2s"
+policer = "5Mbit"
+policer_burst = "30kB"
+live = true
+[[link]]
+from = "b"
+to = "a"
+capacity = "10Mbit"
+rtt = "10ms"
+buffer = "20kB"
+steps = [["500ms", 0.5]]
+[[agents]]
+site = "a"
+count = 1
+first_rank = 0
+"""
+    )
+    there, back = load_scenario(path).links
+    first, same, other = (there.model(seed, 10_000_000_000) for seed in (1, 1, 2))
+    assert first.trace is not None
+    assert same.trace is not None
+    assert other.trace is not None
+    assert first.trace.mean_bytes_per_s == pytest.approx(1_250_000, rel=0.001)
+    assert first.trace.rate_at(0) == same.trace.rate_at(0) != other.trace.rate_at(0)
+    assert first.buffer_bytes == 6_250
+    assert first.cross is not None
+    assert first.policer is not None
+    assert (first.cross.off_ns, first.policer.burst_bytes) == (2_000_000_000, 30_000)
+    assert (there.settings().capacity_bytes_per_s, there.settings().live) == (0, True)
+    assert (back.settings().capacity_bytes_per_s, back.settings().live) == (1_250_000, False)
+    halved = back.model(1, 10_000_000_000).trace
+    assert halved is not None
+    assert halved.rate_at(600_000_000) == 625_000
+
+
 def test_fallback_carries_on_while_the_coordinator_is_away() -> None:
     result = run("coordinator_restarts", 0)
     assert result.fallback_bytes > 1 << 20
@@ -72,6 +126,9 @@ def test_fallback_carries_on_while_the_coordinator_is_away() -> None:
         ('description = "x"\nduration = "1s"\nlinks = []', "no key 'links'"),
         ('description = "x"\nduration = "1 parsec"\nlink = []\nagents = []', "1 parsec"),
         ('description = "x"\nlink = []\nagents = []', "duration"),
+        (LINK + 'trace = "stormy"\n[[agents]]', "'stormy' is no class"),
+        (LINK + 'cross = "1Mbit"\ncross_on = "1s"\n[[agents]]', "cross_off"),
+        (LINK + 'policer = "1Mbit"\n[[agents]]', "policer_burst"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, told: str) -> None:
