@@ -131,6 +131,7 @@ class Account:
     """
 
     __slots__ = (
+        "at_host_bytes",
         "binds_until_ns",
         "clamped_reports",
         "delivered_bytes",
@@ -139,6 +140,7 @@ class Account:
         "granted_bytes",
         "left_bytes",
         "marks",
+        "outstanding_bytes",
         "retransmits",
         "returned_bytes",
         "settled_bytes",
@@ -159,6 +161,10 @@ class Account:
         self.settled_bytes = 0
         self.unseen_bytes = 0
         """Granted, but not known to the agent when it last reported."""
+        self.outstanding_bytes = 0
+        """Granted and neither delivered, nor given back, nor forgiven."""
+        self.at_host_bytes = 0
+        """Granted and, as far as is known, still at the agent."""
         self.clamped_reports = 0
         self.marks: deque[Mark] = deque()
         """Grants whose bytes are not all acknowledged, oldest first."""
@@ -166,19 +172,11 @@ class Account:
         """Highest rate among grants whose bytes have not all left; it binds until ``binds_until_ns``."""
         self.binds_until_ns = 0
 
-    @property
-    def outstanding_bytes(self) -> int:
-        """Granted and neither delivered, nor given back, nor forgiven."""
-        return self.granted_bytes - self.settled_bytes
-
-    @property
-    def at_host_bytes(self) -> int:
-        """Granted and, as far as is known, still at the agent."""
-        return self.granted_bytes - max(self.left_bytes + self.returned_bytes, self.settled_bytes)
-
     def grant(self, nbytes: int, rate_bytes_per_s: int, leaves_by_ns: int, forgiven_ns: int, now_ns: int) -> None:
         """Note a grant."""
         self.granted_bytes += nbytes
+        self.outstanding_bytes += nbytes
+        self.at_host_bytes += nbytes
         self.marks.append(Mark(self.granted_bytes, rate_bytes_per_s, leaves_by_ns, forgiven_ns))
         if rate_bytes_per_s > self.top_rate_bytes_per_s or now_ns >= self.binds_until_ns:
             self.top_rate_bytes_per_s = rate_bytes_per_s
@@ -201,10 +199,15 @@ class Account:
             self.left_bytes = min(left, granted - self.returned_bytes)
         if delivered > self.delivered_bytes:
             self.delivered_bytes = min(delivered, self.left_bytes)
-        self.unscheduled_bytes = max(self.unscheduled_bytes, report.unscheduled_bytes)
-        self.fallback_bytes = max(self.fallback_bytes, report.fallback_bytes)
-        self.retransmits = max(self.retransmits, report.retransmits)
-        self.unseen_bytes = max(0, granted - left - returned - max(0, report.backlog_bytes))
+        if report.unscheduled_bytes > self.unscheduled_bytes:
+            self.unscheduled_bytes = report.unscheduled_bytes
+        if report.fallback_bytes > self.fallback_bytes:
+            self.fallback_bytes = report.fallback_bytes
+        if report.retransmits > self.retransmits:
+            self.retransmits = report.retransmits
+        backlog = report.backlog_bytes
+        unseen = granted - left - returned - (backlog if backlog > 0 else 0)
+        self.unseen_bytes = unseen if unseen > 0 else 0
         settled = self._settle()
         self._top_rate(now_ns)
         return settled
@@ -227,9 +230,19 @@ class Account:
         return self.binds_until_ns if now_ns < self.binds_until_ns < forgiven_ns else forgiven_ns
 
     def _settle(self) -> int:
-        before = self.settled_bytes
-        settled = max(before, self.returned_bytes + self.delivered_bytes, self.forgiven_bytes)
+        """Find out what is settled and what is still at the host; answers by how much the former grew."""
+        before = settled = self.settled_bytes
+        acknowledged = self.returned_bytes + self.delivered_bytes
+        if acknowledged > settled:
+            settled = acknowledged
+        if self.forgiven_bytes > settled:
+            settled = self.forgiven_bytes
+        gone = self.left_bytes + self.returned_bytes
+        self.at_host_bytes = self.granted_bytes - (gone if gone > settled else settled)
+        if settled == before:
+            return 0
         self.settled_bytes = settled
+        self.outstanding_bytes = self.granted_bytes - settled
         marks = self.marks
         while marks and marks[0].granted_bytes <= settled:
             marks.popleft()
@@ -243,7 +256,7 @@ class Account:
 
     def repace(self, rate_bytes_per_s: int, now_ns: int) -> None:
         """The agent was told another rate for all that it holds."""
-        gone = max(self.left_bytes + self.returned_bytes, self.settled_bytes)
+        gone = self.granted_bytes - self.at_host_bytes
         for mark in reversed(self.marks):
             if mark.granted_bytes <= gone:
                 break
@@ -255,7 +268,7 @@ class Account:
         return self.top_rate_bytes_per_s if now_ns < self.binds_until_ns else 0
 
     def _top_rate(self, now_ns: int) -> None:
-        gone = max(self.left_bytes + self.returned_bytes, self.settled_bytes)
+        gone = self.granted_bytes - self.at_host_bytes
         top = until_ns = 0
         for mark in reversed(self.marks):
             if mark.granted_bytes <= gone:

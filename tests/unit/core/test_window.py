@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
@@ -126,6 +127,31 @@ def test_what_is_never_accounted_for_is_forgiven() -> None:
     assert it.outstanding_bytes == 0, "late words about forgiven bytes free nothing twice"
     it.grant(500, 50, 30 * SECOND, 40 * SECOND, 22 * SECOND)
     assert it.outstanding_bytes == 500
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sums_that_are_kept_are_those_of_the_counts(seed: int) -> None:
+    chance = random.Random(seed)
+    account = Account()
+    now_ns = 0
+    for _ in range(200):
+        now_ns += chance.randrange(1_000)
+        match chance.randrange(3):
+            case 0:
+                account.grant(chance.randrange(1, 500), 1_000, now_ns + 300, now_ns + 2_000, now_ns)
+            case 1:
+                figures = {
+                    name: chance.randrange(-10, account.granted_bytes + 100)
+                    for name in ("left_bytes", "delivered_bytes", "returned_bytes", "backlog_bytes")
+                }
+                before = account.settled_bytes
+                assert account.report(told(**figures), now_ns) == account.settled_bytes - before
+            case _:
+                account.expire(now_ns)
+        assert account.outstanding_bytes == account.granted_bytes - account.settled_bytes >= 0
+        gone = max(account.left_bytes + account.returned_bytes, account.settled_bytes)
+        assert account.at_host_bytes == account.granted_bytes - gone >= 0
+        assert sum(mark.granted_bytes <= account.settled_bytes for mark in account.marks) == 0
 
 
 def test_rates_bind_until_their_bytes_have_left_or_their_time_is_over() -> None:
