@@ -17,12 +17,10 @@ from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.server import ControlServer
 from proxyd.coordinator.servicer import SessionServicer
 from proxyd.coordinator.story import Stories
-from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CoordinatorEffect
 from proxyd.core.errors import ConfigError
 from proxyd.core.events import CoordinatorEvent, TimePassed
-from proxyd.core.ids import LinkName
 from proxyd.runtime.config import Config, read_token
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
@@ -48,17 +46,7 @@ def machine_config(config: Config) -> CoordinatorConfig:
     return CoordinatorConfig(
         name=section.name,
         owns=section.owns,
-        links=tuple(
-            LinkSettings(
-                link=LinkName(link.from_site, link.to_site),
-                capacity_bytes_per_s=link.capacity_bytes_per_s,
-                rtt_ns=link.rtt_ns,
-                buffer_bytes=link.buffer_bytes,
-                pace_share=link.pace,
-                mtu_bytes=link.mtu,
-            )
-            for link in config.links
-        ),
+        links=tuple(link.settings for link in config.links),
         beat_ns=section.beat_ns,
         lease_ns=section.lease_ns,
         control_rtt_ns=section.rtt_control_ns,

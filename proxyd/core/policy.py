@@ -220,6 +220,32 @@ class LinkPolicy:
         return min(rates, default=0)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BottleneckSettings:
+    """What all links out of a site, or into it, share: its access line. Raises ConfigError for negative rates."""
+
+    site: str
+    egress: bool
+    """Out of the site; False: into it."""
+    capacity_bytes_per_s: int = 0
+    """On the wire, headers included: where a live estimate starts; 0: not known."""
+    cap_bytes_per_s: int = 0
+    """The most that is granted over all its links; 0: what it carries."""
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes_per_s < 0 or self.cap_bytes_per_s < 0:
+            raise ConfigError(f"{self.name}: a capacity or cap must not be negative")
+
+    @property
+    def name(self) -> str:
+        """For people: ``"hami egress"``."""
+        return f"{self.site} {'egress' if self.egress else 'ingress'}"
+
+    def has(self, link: LinkName) -> bool:
+        """Whether a link crosses it."""
+        return (link.src_site if self.egress else link.dst_site) == self.site
+
+
 _DEFAULT_SHARING: Mapping[TrafficClass, Sharing] = MappingProxyType(
     {
         TrafficClass.PIPELINE: Sharing.ONE,

@@ -17,15 +17,15 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, model_validator
+from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from proxyd.core.errors import ConfigError
-from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
+from proxyd.core.policy import Policy
+from proxyd.core.units import parse_duration, parse_size
 from proxyd.runtime.addresses import Address, parse_address
 from proxyd.runtime.config_fields import (
     AdvertisedText,
     ArenaText,
-    BufferText,
     ChunkText,
     CongestionControlText,
     ConnectTexts,
@@ -37,10 +37,19 @@ from proxyd.runtime.config_fields import (
     MetricsText,
     Name,
     OwnedTexts,
-    RateText,
     SizeText,
     SocketText,
     Streams,
+    TimeZoneText,
+)
+from proxyd.runtime.config_links import (
+    BottleneckConfig,
+    ClassConfig,
+    JobConfig,
+    LinkConfig,
+    Section,
+    policy_of,
+    policy_problems,
 )
 from proxyd.runtime.config_problems import ConfigProblem, explain, raise_problems
 from proxyd.runtime.environment import check_environment
@@ -49,10 +58,6 @@ from proxyd.runtime.toml_lines import key_lines
 MAX_FILE_BYTES = 1 << 20
 MIN_TOKEN_BYTES = 16
 MAX_TOKEN_BYTES = 4096
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 def _metrics_address(text: str) -> Address | None:
@@ -65,7 +70,7 @@ def _own_name() -> str:
     return name or "agent"
 
 
-class AgentConfig(_Section):
+class AgentConfig(Section):
     """``[agent]``: the daemon on a trainer's host or on a gateway."""
 
     site: Name
@@ -163,7 +168,7 @@ class AgentConfig(_Section):
         return self
 
 
-class CoordinatorConfig(_Section):
+class CoordinatorConfig(Section):
     """``[coordinator]``: the daemon that owns links and grants slots on them."""
 
     name: Name = "coordinator"
@@ -175,6 +180,8 @@ class CoordinatorConfig(_Section):
     lease: DurationText = "2s"
     rtt_control: DurationText = "1ms"
     reflection: Flag = True
+    time_zone: TimeZoneText = ""
+    """What the links' calendars count in; "": the host's own."""
     mode: Literal["grant", "observe"] = "grant"
     """For links that say nothing themselves. "observe": agents send at once, and what would have been granted is only
     reckoned (shadow mode)."""
@@ -217,61 +224,28 @@ class CoordinatorConfig(_Section):
         return self
 
 
-class LinkConfig(_Section):
-    """``[[link]]``: one direction between two sites."""
-
-    from_site: Name = Field(alias="from")
-    to_site: Name = Field(alias="to")
-    capacity: RateText
-    rtt: DurationText
-    buffer: BufferText | None = None
-    pace: float = Field(default=0.98, gt=0, le=1, allow_inf_nan=False)
-    mtu: int = Field(default=1500, strict=True, ge=576, le=65_535)
-    """Largest packet on the way: it decides which share of the capacity is left for payload."""
-    mode: Literal["grant", "observe"] | None = None
-    """None: as [coordinator] says."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.from_site}->{self.to_site}"
-
-    @property
-    def capacity_bytes_per_s(self) -> int:
-        """What the link carries, headers included."""
-        return parse_rate(self.capacity)
-
-    @property
-    def rtt_ns(self) -> int:
-        return parse_duration(self.rtt)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """The gateway's buffer in front of the link; 0 when it is not known, and nothing may count on it."""
-        return 0 if self.buffer is None else parse_buffer(self.buffer, self.capacity_bytes_per_s, self.rtt_ns)
-
-    @model_validator(mode="after")
-    def _fits(self) -> LinkConfig:
-        if self.from_site == self.to_site:
-            raise ValueError(f"a link joins two sites; from and to are both {self.from_site!r}")
-        if self.buffer is not None:
-            _ = self.buffer_bytes  # a share of the BDP may round to nothing
-        return self
-
-
-class LogConfig(_Section):
+class LogConfig(Section):
     """``[log]``: what goes to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
 
 
-class Config(_Section):
+class Config(Section):
     """One file. A daemon takes its own section and the links; sections of other daemons may stand beside it."""
 
     agent: AgentConfig | None = None
     coordinator: CoordinatorConfig | None = None
     links: tuple[LinkConfig, ...] = Field(default=(), alias="link")
+    jobs: tuple[JobConfig, ...] = Field(default=(), alias="job")
+    classes: tuple[ClassConfig, ...] = Field(default=(), alias="class")
+    bottlenecks: tuple[BottleneckConfig, ...] = Field(default=(), alias="bottleneck")
     log: LogConfig = LogConfig()
+
+    @property
+    def policy(self) -> Policy:
+        """What it says about sharing, for the coordinator's machine."""
+        return policy_of(self.links, self.jobs, self.classes)
 
     def require_agent(self) -> AgentConfig:
         """``[agent]``; ConfigError when the file has none."""
@@ -288,10 +262,10 @@ class Config(_Section):
         return self.coordinator
 
 
-Section = Literal["agent", "coordinator"]
+Daemon = Literal["agent", "coordinator"]
 
 
-def load_config(path: str | os.PathLike[str], section: Section | None = None) -> Config:
+def load_config(path: str | os.PathLike[str], section: Daemon | None = None) -> Config:
     """Read and check a file, with the environment's overrides.
 
     :param section: the section that the caller needs; without it a file with neither daemon's section is refused.
@@ -320,7 +294,7 @@ def load_config(path: str | os.PathLike[str], section: Section | None = None) ->
 
 
 def parse_config(
-    text: str, name: str, section: Section | None = None, environ: Mapping[str, str] | None = None
+    text: str, name: str, section: Daemon | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
     """:func:`load_config` of a text; *name* stands for the file in messages."""
     environ = {} if environ is None else environ
@@ -366,7 +340,7 @@ def _override(data: dict[str, Any], environ: Mapping[str, str]) -> dict[tuple[st
 
 
 def _cross_checks(
-    config: Config, lines: Mapping[tuple[str | int, ...], int], section: Section | None
+    config: Config, lines: Mapping[tuple[str | int, ...], int], section: Daemon | None
 ) -> list[ConfigProblem]:
     """What no single section can see."""
     problems: list[ConfigProblem] = []
@@ -388,11 +362,8 @@ def _cross_checks(
                 " anybody could use it. Set token_file (openssl rand -hex 32 > FILE; the same on every host),"
                 " or listen on 127.0.0.1",
             )
-    seen: dict[str, int] = {}
-    for index, link in enumerate(config.links):
-        if link.name in seen:
-            add(("link", index), f"link {link.name} stands here again; [[link]] number {seen[link.name] + 1} has it")
-        seen.setdefault(link.name, index)
+    for path, text in policy_problems(config.links, config.jobs, config.classes, config.bottlenecks, lines):
+        add(path, text)
     return problems
 
 

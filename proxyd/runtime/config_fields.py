@@ -6,6 +6,7 @@ ConfigError is no ValueError, and pydantic collects only those: the validators h
 from __future__ import annotations
 
 import re
+import zoneinfo
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictStr
@@ -152,6 +153,18 @@ def _advertised(value: str) -> str:
     return value
 
 
+def _time_zone(value: str) -> str:
+    try:
+        if value:
+            zoneinfo.ZoneInfo(value)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(
+            f'{value!r} is not a time zone of this host: write it like "Asia/Shanghai" or "UTC", or leave it out for'
+            " the host's own"
+        ) from error
+    return value
+
+
 def _socket(value: str) -> str:
     try:
         return check_unix_path(value)
@@ -182,4 +195,5 @@ ChunkText = Annotated[str, BeforeValidator(_chunk)]
 Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]
+TimeZoneText = Annotated[StrictStr, AfterValidator(_time_zone)]
 SocketText = Annotated[StrictStr, AfterValidator(_socket)]

@@ -28,6 +28,10 @@ _TYPE_WORDS = {
 }
 
 
+_ARRAYS = ("link", "job", "class", "bottleneck")
+"""Tables that may stand more than once."""
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class ConfigProblem:
     """One finding; ordered by line."""
@@ -61,8 +65,8 @@ def explain(
         return ConfigProblem.at(lines, path[:-1], f"{_section(path[:-1])} lacks the key '{path[-1]}'")
     if kind in ("value_error", "assertion_error"):
         why = str(detail["ctx"]["error"])
-    elif kind == "tuple_type" and path == ("link",):
-        why = "each link stands under its own header with two brackets, [[link]]"
+    elif kind == "tuple_type" and len(path) == 1:
+        why = f"each {path[0]} stands under its own header with two brackets, [[{path[0]}]]"
     elif kind in _TYPE_WORDS:
         why = f"{_TYPE_WORDS[kind]}, not {detail['input']!r}"
     elif kind == "literal_error":
@@ -111,7 +115,7 @@ def _keys(model: type[BaseModel]) -> list[str]:
 def _section(path: Path) -> str:
     if not path:
         return "the file"
-    return "[[link]]" if path[0] == "link" else f"[{path[0]}]"
+    return f"[[{path[0]}]]" if path[0] in _ARRAYS else f"[{path[0]}]"
 
 
 def _unknown(path: Path, model: type[BaseModel] | None, root: type[BaseModel]) -> str:

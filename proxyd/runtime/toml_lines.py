@@ -18,12 +18,13 @@ _MULTI = re.compile(r'"""|' + r"'''")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Path of each table and key, like ``("link", 0, "rtt")``, to its line, counted from 1."""
+    """Path of each table, key and text in a list, like ``("link", 0, "rtt")``, to its line, counted from 1."""
     lines: dict[Path, int] = {}
     arrays: dict[Path, int] = {}
     table: Path = ()
     inside: str | None = None  # the quotes that end the multi-line string we are in
-    for number, line in enumerate(text.splitlines(), 1):
+    all_lines = text.splitlines()
+    for number, line in enumerate(all_lines, 1):
         if inside is not None:
             if inside in line:
                 inside = None
@@ -39,10 +40,42 @@ def key_lines(text: str) -> dict[Path, int]:
             path = (*table, *_parts(key[1]))
             for end in range(len(table) + 1, len(path) + 1):
                 lines.setdefault(path[:end], number)
+            if line[key.end() :].lstrip().startswith("["):
+                rest = "\n".join([line[key.end() :], *all_lines[number:]])
+                for index, there in enumerate(_elements(rest, number)):
+                    lines.setdefault((*path, index), there)
         quotes = _MULTI.findall(line)
         if len(quotes) % 2 == 1:
             inside = quotes[-1]
     return lines
+
+
+def _elements(text: str, first_line: int) -> list[int]:
+    """The lines of an array's texts, in order; ``text`` begins at its bracket, on ``first_line``.
+
+    Arrays of texts is all that the configuration has. Commas and brackets inside quotes and comments don't count.
+    """
+    found: list[int] = []
+    line, depth, quote, comment = first_line, 0, "", False
+    for char, before in zip(text, " " + text, strict=False):
+        if char == "\n":
+            line, comment = line + 1, False
+        elif comment:
+            continue
+        elif quote:
+            if char == quote and before != "\\":
+                quote = ""
+        elif char in "\"'":
+            quote = char
+            if depth == 1:
+                found.append(line)
+        elif char == "#":
+            comment = True
+        elif char in "[]":
+            depth += 1 if char == "[" else -1
+            if not depth:
+                break
+    return found
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int:

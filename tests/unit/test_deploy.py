@@ -12,6 +12,7 @@ import pytest
 
 from proxyd.cli.main import main
 from proxyd.runtime.config import AgentConfig, CoordinatorConfig, LinkConfig, LogConfig, load_config
+from proxyd.runtime.config_links import ClassConfig, JobConfig
 from proxyd.runtime.environment import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +71,7 @@ def test_sysctl_keys_exist() -> None:
 
 def test_every_key_and_variable_is_documented() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
-    for model in (AgentConfig, CoordinatorConfig, LinkConfig, LogConfig):
+    for model in (AgentConfig, CoordinatorConfig, LinkConfig, JobConfig, ClassConfig, LogConfig):
         for name, field in model.model_fields.items():
             assert f"| `{field.alias or name}` |" in text, f"{model.__name__}.{name}"
     for variable in KNOWN:

@@ -154,7 +154,7 @@ LINK = '[[link]]\nfrom = "a"\nto = "b"\ncapacity = "4Gbit"\nrtt = "60ms"\n'
         (LINK + "pace = 1.5\n", "f.toml:12: [[link]] pace: input should be less than or equal to 1, not 1.5"),
         (LINK + 'buffer = "0bdp"\n', "f.toml:12: [[link]] buffer: '0bdp' is not a buffer"),
         (LINK + "rttt = 1\n", "f.toml:12: unknown key 'rttt' in [[link]]; did you mean 'rtt'?"),
-        (LINK.replace('rtt = "60ms"\n', ""), "f.toml:7: [[link]] lacks the key 'rtt'"),
+        (LINK.replace('to = "b"\n', ""), "f.toml:7: [[link]] lacks the key 'to'"),
         (LINK, "f.toml:7: link a->b stands here again; [[link]] number 1 has it"),
     ],
 )  # fmt: skip

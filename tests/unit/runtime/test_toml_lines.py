@@ -45,7 +45,7 @@ def test_every_key_has_its_line() -> None:
 def test_the_nearest_enclosing_key_answers() -> None:
     lines = key_lines(TEXT)
     assert line_of(lines, ("agent", "sub", "inner", "a")) == 20
-    assert line_of(lines, ("link", 1, "list", 0)) == 16
+    assert line_of(lines, ("link", 1, "list", 0)) == 17
     assert line_of(lines, ("link", 1, "absent")) == 14
     assert line_of(lines, ("nothing",)) == 1
     assert line_of({}, ()) == 1
