@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -26,6 +27,9 @@ from proxyd.core.errors import EXIT_FAILED, EXIT_OK
 from proxyd.runtime.notify import Notifier
 
 log = logging.getLogger("proxyd.lifecycle")
+
+GC_THRESHOLDS = (10_000, 20, 20)
+"""Python's own are 700, 10, 10: with a thousand waiting transfers, hundreds of vain walks a second."""
 
 
 class Stop:
@@ -71,11 +75,23 @@ def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> int:
             loop.add_signal_handler(number, stop.ask, f"got {number.name}")
         # A task that dies silently would leave half a daemon: every unhandled exception ends it.
         loop.set_exception_handler(lambda _, context: _on_loop_error(stop, context))
+        calm_collector()
         await main(stop)
         return stop.exit_code
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(guarded())
+
+
+def calm_collector() -> None:
+    """Let the garbage collector look at what comes from now on only, and less often.
+
+    Nearly all that a daemon makes is freed by its reference count. What is left for the collector are the few cycles
+    of ended tasks; a walk over all modules, which takes some ten milliseconds, would find nothing else.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _on_loop_error(stop: Stop, context: dict[str, Any]) -> None:
