@@ -9,6 +9,7 @@ from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.runtime.metrics import MetricFamily, build_info, counter, gauge
 
 _Read = Callable[[LinkStatus], float]
+SOURCES = ("configured", "default", "estimated", "policed")
 
 LINK_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("proxyd_grants_total", "Grants issued.", lambda link: link.totals.grants),
@@ -49,6 +50,11 @@ LINK_GAUGES: tuple[tuple[str, str, _Read], ...] = (
         lambda link: link.pace_bytes_per_s,
     ),
     (
+        "proxyd_link_estimate_bytes_per_second",
+        "Payload rate that the link's bottleneck is believed to carry.",
+        lambda link: link.bottleneck_bytes_per_s,
+    ),
+    (
         "proxyd_link_granted_rate_bytes_per_second",
         "Payload rate that is granted now.",
         lambda link: link.granted_rate_bytes_per_s,
@@ -84,4 +90,13 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
         yield counter(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
     for name, text, read in LINK_GAUGES:
         yield gauge(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
+    yield gauge(
+        "proxyd_link_source",
+        "1 for where the link's estimate comes from now, 0 for the other sources.",
+        [
+            ({"link": str(link.link), "source": source}, int(link.source == source))
+            for link in status.links
+            for source in SOURCES
+        ],
+    )
     yield from observer.families()

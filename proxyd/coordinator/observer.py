@@ -5,13 +5,15 @@ The machine keeps the totals of its links; what only metrics need is counted her
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from proxyd.core.effects import CoordinatorEffect, ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import LinkName, TransferId
-from proxyd.core.messages import CancelRequest, Denied, Grant, Request, TransferDone
+from proxyd.core.messages import CancelRequest, Denied, Grant, LinkInfo, Request, TransferDone, Welcome
+from proxyd.core.units import format_rate
 from proxyd.runtime.metrics import Histogram, MetricFamily, counter
 
 WAIT_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -21,12 +23,15 @@ MAX_LINKS = 256
 """Links with series of their own; an agent that invents site names must not fill the memory."""
 OTHER_LINK = "other"
 
+log = logging.getLogger("proxyd.coordinator")
+
 
 class Observer:
     """Totals over the life of this process."""
 
     def __init__(self) -> None:
         self._links: set[str] = set()
+        self._unknown: set[str] = set()
         self._transfers: Counter[tuple[str, str, str]] = Counter()
         self._transfer_bytes: Counter[tuple[str, str]] = Counter()
         self._messages: Counter[str] = Counter()
@@ -64,6 +69,21 @@ class Observer:
             elif isinstance(message, Denied):
                 self._denied += 1
                 self._asked.pop(message.transfer, None)
+            elif isinstance(message, Welcome):
+                self._say_what_is_unknown(message.links)
+
+    def _say_what_is_unknown(self, links: Iterable[LinkInfo]) -> None:
+        """Once per link: nobody has told us of it and nothing was measured yet."""
+        for link in links:
+            name = str(link.link)
+            if link.source == "default" and name not in self._unknown and len(self._unknown) < MAX_LINKS:
+                self._unknown.add(name)
+                log.warning(
+                    "%s: no capacity is configured and none was measured yet; starting from %s (source=default). "
+                    "Nothing needs to be done: the first transfers show what the link carries",
+                    name,
+                    format_rate(link.rate_bytes_per_s),
+                )
 
     def _saw_request(self, now_ns: int, request: Request) -> None:
         if request.transfer not in self._asked:

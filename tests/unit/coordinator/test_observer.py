@@ -9,7 +9,7 @@ from proxyd.coordinator.observer import Observer
 from proxyd.core.effects import ToAgent
 from proxyd.core.events import SessionMessage
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import AgentMessage, CancelRequest, Grant, Request, TransferDone
+from proxyd.core.messages import AgentMessage, CancelRequest, Grant, LinkInfo, Request, TransferDone, Welcome
 from proxyd.wire.envelope import TrafficClass
 
 AB = LinkName("a", "b")
@@ -88,3 +88,17 @@ def test_requests_that_are_never_granted_are_forgotten(monkeypatch: pytest.Monke
         observer.saw(0, said(request(number)))
     observer.performed(1, [ToAgent(1, grant(number)) for number in range(10)])
     assert values(observer, "proxyd_grant_wait_seconds")["pipeline", "_count"] == 3
+
+
+def test_a_link_of_which_nothing_is_known_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def info(src: str, source: str) -> LinkInfo:
+        return LinkInfo(LinkName(src, "b"), 12_500_000, 50 * MS, 0, 0, 1 << 20, 1 << 18, 0, 0, source)
+
+    observer = Observer()
+    welcome = Welcome("c", 1, ("*->*",), 1, 2, (info("a", "default"), info("c", "configured"), info("d", "estimated")))
+    for session in (1, 2):
+        observer.performed(0, [ToAgent(session, welcome)])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("a->b: no capacity is configured")
+    assert "100 Mbit/s (source=default)" in said[0]
