@@ -477,8 +477,9 @@ class LinkEstimator:
         first = end - count - ago - PLAY
         if first < 0:
             return False
-        counts = [bins[index].sent_bytes for index in range(first, end - ago + PLAY)]
-        sums = [sum(counts[index : index + count]) for index in range(2 * PLAY + 1)]
+        # On a path shorter than the play there is nothing later than the present interval.
+        counts = [bins[index].sent_bytes for index in range(first, min(end - ago + PLAY, end))]
+        sums = [sum(counts[index : index + count]) for index in range(len(counts) - count + 1)]
         scale = NANOS / (count * self._width_ns)
         return not (1 - DIFFERS) * min(sums) * scale <= rate <= (1 + DIFFERS) * max(sums) * scale
 

@@ -84,3 +84,16 @@ def test_a_link_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     figures: dict[str, float] = {"capacity_bytes_per_s": 50_000_000, "rtt_ns": 60 * MS} | wrong
     with pytest.raises(ConfigError, match="a->b"):
         LinkSettings(LINK, **figures)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rtt_us", [20, 200, 1_000, 4_000, 9_000, 60_000])
+@pytest.mark.parametrize("every_ms", [1, 5, 40])
+def test_any_distance_and_any_rhythm_of_reports_gives_an_estimate(rtt_us: int, every_ms: int) -> None:
+    estimator = LinkEstimator(default_settings(LINK))
+    for step in range(1, 400):
+        now_ns = step * every_ms * MS
+        flow = Flow(250_000, 250_000, 0, now_ns - every_ms * MS, in_flight_bytes=100_000, demand=step % 50 > 5)
+        estimator.on_report(report(rtt_us * 1_100, rtt_us * 1_000), flow, now_ns)
+    estimate = estimator.estimate(now_ns)
+    assert 100_000 < estimate.bottleneck_bytes_per_s < 10**12
+    assert estimator.pace_bytes_per_s > 0
