@@ -130,6 +130,8 @@ class LinkSettings:
     source: str = "configured"
     live: bool = False
     """The rate is found from live transfers and followed; else the configured one is believed."""
+    observe: bool = False
+    """Shadow mode: nothing is granted, only reckoned (:mod:`proxyd.core.shadow`)."""
 
     def __post_init__(self) -> None:
         if self.rtt_ns < 0 or self.buffer_bytes < 0 or self.capacity_bytes_per_s < 0:
@@ -208,7 +210,15 @@ class Flow:
 class _Bin:
     """What happened on a link within one report interval."""
 
-    __slots__ = ("delivered_bytes", "end_ns", "pace_bytes_per_s", "queue_ns", "retransmits", "sent_bytes")
+    __slots__ = (
+        "delivered_bytes",
+        "end_ns",
+        "pace_bytes_per_s",
+        "queue_most_ns",
+        "queue_ns",
+        "retransmits",
+        "sent_bytes",
+    )
 
     def __init__(self, end_ns: int, pace_bytes_per_s: int) -> None:
         self.end_ns = end_ns
@@ -218,6 +228,7 @@ class _Bin:
         self.retransmits = 0
         self.queue_ns = -1
         """The least that any agent saw; -1: nobody saw any."""
+        self.queue_most_ns = 0
 
 
 class LinkEstimator:
@@ -236,7 +247,6 @@ class LinkEstimator:
         "_hold_until_ns",
         "_holes",
         "_known_rtt_ns",
-        "_last_round_queue_ns",
         "_least_queue",
         "_loss_events_ns",
         "_lossy_until_ns",
@@ -245,7 +255,6 @@ class LinkEstimator:
         "_rate",
         "_round_least_ns",
         "_round_ns",
-        "_round_queue_ns",
         "_round_rate",
         "_rounds",
         "_settings",
@@ -291,11 +300,8 @@ class LinkEstimator:
         self._excess = 0.0
         self._round_ns = 0
         self._round_rate = 0.0
-        self._round_queue_ns = 0
-        self._last_round_queue_ns = 0
-        """The largest queue that any agent saw in this round trip, and in the one before."""
         self._round_least_ns = 0
-        """The same of what all agents saw."""
+        """The largest queue that all agents saw in this round trip."""
         self._rounds = 0
         self._plateaus = 0
         self._weak_rate = self._rate
@@ -393,7 +399,7 @@ class LinkEstimator:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
             newest, queue_ns = self._bins[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
             newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
-            self._round_queue_ns = max(self._round_queue_ns, queue_ns)
+            newest.queue_most_ns = max(newest.queue_most_ns, queue_ns)
         if complete:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
@@ -449,7 +455,7 @@ class LinkEstimator:
         decides = self._link_decides(rate, end, count, (rtt_ns + self._queue_ns + width_ns // 2) // width_ns)
         full = self._full_since_ns is not None and self._full_since_ns <= bins[end - count].end_ns - width_ns
         self._holes = self._has_holes(end, rtt_ns // width_ns)
-        lossy = self._lost(rtt_ns, full, rate, now_ns)
+        lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
         if queued and not decides and rate < WEAK * self._rate:
             queued = False  # cold windows or gaps, and a busy host's round trips
@@ -460,11 +466,13 @@ class LinkEstimator:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
             if queued and not lossy:
-                # No dip is that deep within a round trip; a window that hardly holds a report may look so.
-                self._rate = max(min(rate, self._rate), self._weak_rate * DIP)
+                self._rate = min(rate, self._rate)
+            # No dip is deeper within a round trip; a window that hardly holds a report may look so.
+            self._rate = max(self._rate, self._weak_rate * DIP)
             if self._starting and full:
                 self._starting = False
-                self._rate = max(rate, LEAST_BYTES_PER_S)
+                if decides:
+                    self._rate = rate
         elif full and rate >= 0.95 * self._rate:
             self._confirmed_ns = now_ns
         self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
@@ -512,7 +520,6 @@ class LinkEstimator:
         if self.policed and full and now_ns > self._hold_until_ns + LONG_WINDOW_NS and rate > self._rate:
             self.policed = False  # it carries more now; should that be a bucket's burst, losses will say so
         self._stand(rtt_ns, full, now_ns)
-        self._last_round_queue_ns, self._round_queue_ns = self._round_queue_ns, self._queue_ns
         self._round_least_ns = self._queue_ns
 
     def _stand(self, rtt_ns: int, full: bool, now_ns: int) -> None:
@@ -530,7 +537,7 @@ class LinkEstimator:
             self._base_ns //= 2
             self._rounds = 0
 
-    def _lost(self, rtt_ns: int, full: bool, rate: float, now_ns: int) -> bool:
+    def _lost(self, rtt_ns: int, full: bool, decides: bool, rate: float, now_ns: int) -> bool:
         """Whether a loss event begins now, and what follows from it."""
         recent = list(islice(reversed(self._bins), rtt_ns // self._width_ns + 1))
         packets = sum(one.retransmits for one in recent)
@@ -541,11 +548,11 @@ class LinkEstimator:
             self._lossy_until_ns = now_ns + rtt_ns if self._queue_ns else self._lossy_until_ns
             return False
         self._lossy_until_ns = now_ns + 2 * rtt_ns
-        queue_ns = max(self._round_queue_ns, self._last_round_queue_ns)
+        queue_ns = max(one.queue_most_ns for one in self._bins)
         if queue_ns > max(2_000_000, rtt_ns // 50):
             seen = int(queue_ns * self._rate) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
-            self._rate = min(self._rate, rate if full else self._rate * WEAK)
+            self._rate = min(self._rate, rate if decides else self._rate * WEAK)
             return True
         self._loss_events_ns.append(now_ns)
         while self._loss_events_ns[0] < now_ns - POLICER_SPAN_NS:
@@ -553,7 +560,7 @@ class LinkEstimator:
         self._hold_ns = min(max(2 * self._hold_ns, HOLD_LEAST_NS), HOLD_MOST_NS)
         self._hold_until_ns = now_ns + self._hold_ns
         long_ns = self._bins[-1].end_ns - self._bins[0].end_ns
-        if len(self._loss_events_ns) >= POLICER_EVENTS and full and long_ns > LONG_WINDOW_NS // 2:
+        if len(self._loss_events_ns) >= POLICER_EVENTS and full and decides and long_ns > LONG_WINDOW_NS // 2:
             self.policed = True
             self._rate = sum(one.delivered_bytes for one in self._bins) * NANOS / long_ns
         else:

@@ -142,6 +142,8 @@ class LinkGranter:
         if self.settings.live:
             self._follow(now_ns)
         saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
+        if self.settings.live:
+            lane.see_window(report.window_bytes, rtt_ns, self.estimator.pace_bytes_per_s, now_ns)
         changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
         if changed:
             self._last = changed
@@ -320,14 +322,22 @@ class LinkGranter:
         pace = self.pace_bytes_per_s(now_ns)
         for lane in self._active.values():
             then = lane.pace_then_bytes_per_s
-            if not then or lane.ended or (-then < (pace - then) * REPACE_DOWN and (pace - then) * REPACE_UP < then):
+            if not then or lane.ended:
+                continue
+            rate, ceiling = lane.rate_bytes_per_s * pace // then, lane.ceiling_bytes_per_s
+            if 0 < ceiling < rate:
+                rate = ceiling
+            told = lane.rate_bytes_per_s
+            if (rate - told) * REPACE_UP <= told and (told - rate) * REPACE_DOWN <= told:
                 continue
             if lane.account.outstanding_bytes <= 0:
                 lane.pace_then_bytes_per_s = 0
                 continue
-            rate = max(1, lane.rate_bytes_per_s * pace // then)
-            lane.repace(rate, pace, now_ns)
-            issued.append((lane.session, Pace(self.link, rate, self.epoch)))
+            self._tell_pace(lane, max(1, rate), pace, now_ns, issued)
+
+    def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+        lane.repace(rate, pace, now_ns)
+        issued.append((lane.session, Pace(self.link, rate, self.epoch)))
 
     def _lead_ns(self, lane: Lane) -> int:
         """How long before its last byte leaves a lane passes its share on."""
@@ -359,6 +369,12 @@ class LinkGranter:
         front: set[Waiting] = set()
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
+            lane = share.lane
+            if self.settings.live and rate and start_ns <= now_ns and lane in busy and not lane.leaving:
+                # Its part of the link has changed: also for what it holds.
+                told = lane.rate_bytes_per_s
+                if (rate - told) * REPACE_UP > told or (told - rate) * REPACE_DOWN > told:
+                    self._tell_pace(lane, rate, pace, now_ns, issued)
             if rate and self._issue(share, rate, start_ns, now_ns, issued):
                 return True
             if rate and share.lane not in busy:
@@ -521,4 +537,5 @@ class LinkGranter:
             age_ns=estimate.age_ns,
             source=estimate.source,
             confidence=estimate.confidence,
+            observe=self.settings.observe,
         )

@@ -43,11 +43,12 @@ class Lane:
         "_epoch_limited",
         "_epoch_ns",
         "_last_rate",
+        "_measured_bytes_per_s",
         "_silences",
         "_slow_epochs",
+        "_window_bytes_per_s",
         "account",
         "agent",
-        "ceiling_bytes_per_s",
         "ceiling_sticks",
         "control_rtt_ns",
         "ended",
@@ -73,8 +74,10 @@ class Lane:
         """Of its latest grant, or what it was told since."""
         self.pace_then_bytes_per_s = 0
         """The link's pace when that rate was set."""
-        self.ceiling_bytes_per_s = 0
+        self._measured_bytes_per_s = 0
         """What it has shown that it can send; 0: no limit known."""
+        self._window_bytes_per_s = 0
+        """What its TCP windows let it send now; 0: no limit."""
         self.ceiling_sticks = False
         """The ceiling says something about the path or the host, not only about data that wasn't there."""
         self.out_of_turn = False
@@ -97,6 +100,22 @@ class Lane:
         self._epoch_limited = True
         self._last_rate = 0
         self._slow_epochs = 0
+
+    @property
+    def ceiling_bytes_per_s(self) -> int:
+        """What it can send: as its TCP windows say, and as it has shown; 0: no limit known."""
+        measured, window = self._measured_bytes_per_s, self._window_bytes_per_s
+        return min(measured, window) if measured and window else measured or window
+
+    def see_window(self, window_bytes: int, rtt_ns: int, pace_bytes_per_s: int, now_ns: int) -> None:
+        """A report said how wide its TCP windows are: cold or cut ones hold it back from now on, and what they leave of
+        the link is for others at once. It may grow by a quarter until its next reports say by how much it did."""
+        rate = window_bytes * NANOS // max(rtt_ns, 1_000_000)
+        rate += rate // 4
+        if not 0 < rate < pace_bytes_per_s:
+            self._window_bytes_per_s = 0
+            return
+        self._window_bytes_per_s = max(rate, pace_bytes_per_s // 64, 1)
 
     def binding_rate(self, now_ns: int) -> int:
         """The part of the link that this lane may be using, what it may send by itself included."""
@@ -182,7 +201,7 @@ class Lane:
             self._epoch_limited = True
             self._slow_epochs = 0
             if not self.ceiling_sticks and not saturated:
-                self.ceiling_bytes_per_s = 0
+                self._measured_bytes_per_s = 0
             return ""
         self._epoch_limited = self._epoch_limited and report.limited
         elapsed_ns = now_ns - self._epoch_ns
@@ -197,18 +216,18 @@ class Lane:
         rate = self.rate_bytes_per_s
         if measured >= DELIVERS * rate:
             self._slow_epochs = 0
-            if self.ceiling_bytes_per_s:
-                raised = self.ceiling_bytes_per_s + self.ceiling_bytes_per_s // 2
-                self.ceiling_bytes_per_s = raised if raised < pace_bytes_per_s else 0
+            if self._measured_bytes_per_s:
+                raised = self._measured_bytes_per_s + self._measured_bytes_per_s // 2
+                self._measured_bytes_per_s = raised if raised < pace_bytes_per_s else 0
             return ""
         self._slow_epochs += 1
         if self._slow_epochs < (SLOW_EPOCHS if limited else SLOW_EPOCHS_UNEXPLAINED):
             return ""
         grows = last == 0 or measured > GROWS * last
         ceiling = measured * 2 if grows else measured + measured // 4
-        self.ceiling_bytes_per_s = max(min(ceiling, pace_bytes_per_s), pace_bytes_per_s // 64, 1)
+        self._measured_bytes_per_s = max(min(ceiling, pace_bytes_per_s), pace_bytes_per_s // 64, 1)
         self.ceiling_sticks = limited
-        self.account.believe(self.ceiling_bytes_per_s, now_ns)
+        self.account.believe(self._measured_bytes_per_s, now_ns)
         return (
             f"{self.agent} sends only {measured} of {rate} bytes/s granted"
             f"{'' if limited else ' (it lacks data)'}: others get what it leaves"
