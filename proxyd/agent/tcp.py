@@ -47,6 +47,10 @@ class TcpState(NamedTuple):
     window_bytes: int
     window_grows: bool
     """In slow start."""
+    sacked_bytes: int
+    """Acknowledged selectively, behind a hole."""
+    lost_bytes: int
+    """Taken for lost and not sent again yet."""
     pacing_bytes_per_s: int
     """What TCP's own pacing allows, our ceiling included."""
 
@@ -58,10 +62,11 @@ class TcpState(NamedTuple):
         return full or self.pacing_bytes_per_s < NEARLY_FULL * pace_bytes_per_s
 
 
-# Of struct tcp_info: segment size at 16, packets in flight at 24, smoothed RTT at 68, slow start threshold at 76,
-# congestion window at 80, total retransmits at 100, pacing rate at 104, bytes not sent at 144, minimum RTT at 148,
-# delivery rate at 160. Unpacked in one go: this is read for every stream up to 200 times a second.
-_INFO = struct.Struct("=16xI4xI40xI4xII16xIQ32xII8xQ")
+# Of struct tcp_info: segment size at 16; packets unacknowledged, sacked, lost and sent again at 24 to 36; smoothed RTT
+# at 68, slow start threshold at 76, congestion window at 80, total retransmits at 100, pacing rate at 104, bytes not
+# sent at 144, minimum RTT at 148, delivery rate at 160. Unpacked in one go: this is read for every stream up to 200
+# times a second.
+_INFO = struct.Struct("=16xI4xIIII28xI4xII16xIQ32xII8xQ")
 _queued = array.array("i", [0])
 _NO_SAMPLE_US = 0xFFFF_FFFF
 
@@ -76,6 +81,9 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
     (
         segment_bytes,
         in_flight,
+        sacked,
+        lost,
+        again,
         srtt_us,
         threshold,
         window,
@@ -96,6 +104,8 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
         window,
         window * segment_bytes,
         window < threshold,
+        sacked * segment_bytes,
+        max(0, lost - again) * segment_bytes,
         pacing,
     )
 

@@ -82,7 +82,7 @@ LEAST_WINDOW_NS = 20_000_000
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
-DRAIN_LEAST = 0.1
+DRAIN_LEAST = 0.2
 FILL_MOST = 1.25
 """The pace stays within these multiples of the estimate."""
 STARTUP_GAIN = 2.0
@@ -194,8 +194,8 @@ class Flow:
     delivered_bytes: int = 0
     sent_bytes: int = 0
     retransmits: int = 0
-    """What the reporting agent's streams delivered, sent (first times only) and sent again (segments) since its last
-    report."""
+    """What the reporting agent's streams delivered (also behind a hole), sent (first times only) and sent again
+    (segments) since its last report."""
     since_ns: int = 0
     """When that was."""
     in_flight_bytes: int = 0
@@ -447,7 +447,7 @@ class LinkEstimator:
         end = len(bins) - 1
         # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
         seen = [one.queue_ns for one in islice(reversed(bins), 1, 1 + QUEUE_BINS) if one.queue_ns >= 0]
-        self._queue_ns = min(seen, default=self._queue_ns)
+        self._queue_ns = min(seen, default=0)
         if end < count:
             return
         delivered = sum(bins[index].delivered_bytes for index in range(end - count, end))

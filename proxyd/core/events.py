@@ -248,6 +248,10 @@ class SendProgress:
     """Congestion windows, summed; 0: not known."""
     window_grows: bool = False
     """They are in slow start: another round trip doubles them."""
+    sacked_bytes: int = 0
+    """Acknowledged selectively, behind a hole."""
+    lost_bytes: int = 0
+    """Taken for lost and not sent again yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class LinkGranter:
         """An agent reported."""
         account = lane.account
         flow = Flow(
-            -account.delivered_bytes,
+            -lane.arrived_bytes,
             -account.left_bytes,
             -account.retransmits,
             lane.reported_ns,
@@ -125,15 +125,14 @@ class LinkGranter:
             control_rtt_ns=lane.control_rtt_ns,
         )
         self._settle(lane.reported(report, now_ns))
-        flow.delivered_bytes += account.delivered_bytes
+        flow.delivered_bytes += lane.arrived_bytes
         flow.sent_bytes += account.left_bytes
         flow.retransmits += account.retransmits
         flow.demand = self.queue.count > 0
         for other in self._active.values():
             if not other.ended:
-                account = other.account
-                flow.in_flight_bytes += min(account.left_bytes - account.delivered_bytes, account.outstanding_bytes)
-                flow.demand = flow.demand or account.at_host_bytes > 0
+                flow.in_flight_bytes += other.in_flight_bytes
+                flow.demand = flow.demand or other.account.at_host_bytes > 0
         self.estimator.on_report(report, flow, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
         if rtt_ns != self._rtt_ns:

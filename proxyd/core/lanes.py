@@ -49,11 +49,13 @@ class Lane:
         "_window_bytes_per_s",
         "account",
         "agent",
+        "arrived_bytes",
         "ceiling_sticks",
         "control_rtt_ns",
         "ended",
         "leaves_ns",
         "leaving",
+        "lost_bytes",
         "out_of_turn",
         "pace_then_bytes_per_s",
         "rate_bytes_per_s",
@@ -87,6 +89,10 @@ class Lane:
         self.leaves_ns = 0
         """When its last granted byte leaves, as predicted."""
         self.reported_ns = 0
+        self.arrived_bytes = 0
+        """Delivered, in order or behind a hole."""
+        self.lost_bytes = 0
+        """Left and lost, and not sent again yet."""
         self.silent_until_ns = 0
         """The time of its grants ran out without a word: it hangs. It gets nothing until it reports, or until then."""
         self._silences = 0
@@ -171,7 +177,16 @@ class Lane:
                     leaves_in = max(leaves_in, min(at_host * NANOS // max(speed, 1), NANOS))
             self.leaves_ns = now_ns + max(0, min(leaves_in, NANOS) - control_rtt_ns // 2)
         self.reported_ns = now_ns
+        arrived = account.delivered_bytes + max(0, report.sacked_bytes)
+        self.arrived_bytes = min(max(self.arrived_bytes, arrived), account.left_bytes)
+        self.lost_bytes = max(0, report.lost_bytes)
         return settled
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """On their way: left, not arrived, not lost, not forgiven."""
+        account = self.account
+        return max(0, min(account.left_bytes - self.arrived_bytes - self.lost_bytes, account.outstanding_bytes))
 
     def fell_silent(self, now_ns: int, lease_ns: int) -> None:
         """The time of its grants is over and it has not said what became of them: try again later, and ever later."""

@@ -139,6 +139,10 @@ class Report:
     window_bytes: int = 0
     """TCP's congestion windows, summed over the streams to the peer whose turn it is: no more leaves in a round trip,
     whatever is granted. 0: not known."""
+    sacked_bytes: int = 0
+    """Arrived behind a hole: acknowledged selectively, and not counted as delivered yet."""
+    lost_bytes: int = 0
+    """Left, taken for lost by TCP, and not sent again yet: not in flight any more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -359,6 +359,8 @@ _AGENT_KINDS: dict[str, _Spec] = {
             "observed_left_bytes": _BYTES,
             "observed_delivered_bytes": _BYTES,
             "window_bytes": _BYTES,
+            "sacked_bytes": _BYTES,
+            "lost_bytes": _BYTES,
         },
     ),
     "echo": _Spec(core.Echo, pb.Echo, {"number": _COUNT, "held_ns": _NS}),

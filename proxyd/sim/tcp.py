@@ -203,6 +203,11 @@ class Stream:
         return self.window.bytes
 
     @property
+    def lost_bytes(self) -> int:
+        """Taken for lost and not sent again yet."""
+        return sum(segment.missing_bytes for segment in self._again)
+
+    @property
     def settled(self) -> bool:
         """Nothing is unsent or unacknowledged."""
         return not (self._queue or self._again or self._outstanding)

@@ -98,7 +98,7 @@ def test_counters_of_a_paced_stream(pair: tuple[socket.socket, socket.socket]) -
     ids=["window full", "held by our ceiling", "tcp's own pacing is slower", "nothing to send"],
 )
 def test_what_limits_a_stream(unsent: int, in_flight: int, window: int, pacing: int, limited: bool) -> None:
-    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, window * 1448, False, pacing)
+    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, window * 1448, False, 0, 0, pacing)
     assert state.path_limited(50_000_000) is limited
 
 
