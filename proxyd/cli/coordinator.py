@@ -17,8 +17,9 @@ def run(args: argparse.Namespace) -> int:
     from proxyd.runtime.config import load_config
     from proxyd.runtime.logs import setup_logging
 
-    config = load_config(config_path(args.config), "coordinator")
+    path = config_path(args.config)
+    config = load_config(path, "coordinator")
     setup_logging(config.log.level, config.log.format)
     from proxyd.coordinator import daemon
 
-    return daemon.run(config, ready_fd=args.ready_fd)
+    return daemon.run(config, ready_fd=args.ready_fd, path=path)

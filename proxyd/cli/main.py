@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("proxyd.cli.status", "links, grants and agents of a running coordinator"),
     "why": ("proxyd.cli.why", "how long a transfer waited for what"),
     "replay": ("proxyd.cli.replay", "feed a grant log through a coordinator again: the same must come out"),
+    "policy show": ("proxyd.cli.policy_show", "the policy that a running coordinator applies"),
+    "policy reload": ("proxyd.cli.policy_reload", "make a running coordinator read its policy again"),
     "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
     "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),

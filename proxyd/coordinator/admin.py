@@ -1,4 +1,7 @@
-"""The Admin service: what a person may ask. Read only, and from this host only.
+"""The Admin service: what a person may ask, from this host only.
+
+Nothing can be changed by it but for one thing: the coordinator can be made to read its own file again, as SIGHUP does.
+What stands there is the operator's, who could as well restart it.
 
 Sessions prove the shared token; a single question can't (there is no challenge in it), so a listener that other hosts
 can reach answers questions only to callers on this one.
@@ -16,6 +19,7 @@ import grpc
 import grpc.aio
 
 from proxyd import __version__
+from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.story import Stories
 from proxyd.core.coordinator import CoordinatorMachine
 from proxyd.runtime import translate_admin
@@ -30,8 +34,13 @@ class AdminService(AdminServicer):
     """Answers from the machine's status."""
 
     def __init__(
-        self, machine: CoordinatorMachine, stories: Stories, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        machine: CoordinatorMachine,
+        stories: Stories,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self.policy: PolicyKeeper | None = None
+        """Set by the daemon; without one there is no file to read."""
         self._machine = machine
         self._stories = stories
         self._clock = clock
@@ -63,6 +72,36 @@ class AdminService(AdminServicer):
                 f"transfer {transfer} is not known: it was never requested here, or too long ago",
             )
         return translate_admin.why_response(told._replace(now=self._machine.why(transfer) or ""))
+
+    async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: _Context) -> admin_pb2.GetPolicyResponse:
+        """The policy in force."""
+        await _local_only(context)
+        keeper = self.policy
+        if keeper is None:
+            return translate_admin.policy_response(
+                self._machine.policy, file="", minute_of_week=0, time_zone="", reloads=0, refused=0
+            )
+        return translate_admin.policy_response(
+            keeper.policy,
+            file=keeper.path or "",
+            minute_of_week=keeper.minute_of_week,
+            time_zone=keeper.config.require_coordinator().time_zone,
+            reloads=keeper.reloads,
+            refused=keeper.refused,
+        )
+
+    async def ReloadPolicy(
+        self, request: admin_pb2.ReloadPolicyRequest, context: _Context
+    ) -> admin_pb2.ReloadPolicyResponse:
+        """Read the operator's own file again, as SIGHUP does.
+
+        Which file that is was said at start; a caller can neither name another one nor send a policy.
+        """
+        await _local_only(context)
+        if self.policy is None:
+            return translate_admin.reload_response(False, "this coordinator was started without a file", ())
+        result = self.policy.reload()
+        return translate_admin.reload_response(result.applied, result.message, result.needs_restart)
 
 
 async def _local_only(context: _Context) -> None:

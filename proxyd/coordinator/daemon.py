@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from proxyd.coordinator.admin import AdminService
 from proxyd.coordinator.coordinator_metrics import coordinator_families
 from proxyd.coordinator.grant_log import GrantLog
 from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.server import ControlServer
 from proxyd.coordinator.servicer import SessionServicer
 from proxyd.coordinator.story import Stories
@@ -31,13 +33,14 @@ from proxyd.runtime.notify import Notifier
 log = logging.getLogger("proxyd.coordinator")
 
 
-def run(config: Config, ready_fd: int | None = None) -> int:
+def run(config: Config, ready_fd: int | None = None, path: str | None = None) -> int:
     """Serve until SIGTERM or SIGINT; answers the exit code. Raises ConfigError and ListenError at start.
 
     :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
+    :param path: the file that ``config`` is from: SIGHUP and the Admin service make it be read again.
     """
     token = read_token(config.require_coordinator().token_file) or b""
-    return run_daemon(lambda stop: serve(config, token, stop, ready_fd))
+    return run_daemon(lambda stop: serve(config, token, stop, ready_fd, path))
 
 
 def machine_config(config: Config) -> CoordinatorConfig:
@@ -136,15 +139,21 @@ def _make(config: Config, token: bytes, stop: Stop) -> Coordinator:
         ) from error
 
 
-async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None) -> None:
+async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None, path: str | None = None) -> None:
     """Everything between a checked configuration and the end. Raises ListenError."""
     section = config.require_coordinator()
     coordinator = _make(config, token, stop)
+    loop = asyncio.get_running_loop()
+    keeper = PolicyKeeper(config, path, coordinator.driver.handle, loop.call_later)
+    coordinator.admin.policy = keeper
     server = ControlServer(coordinator.servicer, coordinator.admin, with_reflection=section.reflection)
     notifier = Notifier()
     async with contextlib.AsyncExitStack() as ending:
         ending.callback(notifier.close)
         ending.callback(coordinator.close)
+        ending.callback(keeper.close)
+        keeper.start()
+        loop.add_signal_handler(signal.SIGHUP, keeper.reload)
         metrics = None
         if section.metrics_address is not None:
             metrics = MetricsServer(section.metrics_address, coordinator.families)
@@ -154,7 +163,7 @@ async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None) 
         if metrics is not None:
             await metrics.start()
         coordinator.driver.start()
-        watchdog = asyncio.get_running_loop().create_task(ping_watchdog(notifier))
+        watchdog = loop.create_task(ping_watchdog(notifier))
         ending.callback(watchdog.cancel)
         facts = {
             "address": next((one for one in server.addresses if not one.startswith("unix:")), server.addresses[0]),

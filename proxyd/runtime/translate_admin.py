@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.policy import Policy
 from proxyd.runtime.translate import TranslateError
 from proxyd.v1 import admin_pb2, coordination_pb2
 from proxyd.wire.envelope import TrafficClass
@@ -244,3 +245,44 @@ def _read_waits(waits: Iterable[admin_pb2.Wait]) -> tuple[WaitTold, ...]:
 
 
 _TRAFFIC = {int(_traffic(one)): one for one in TrafficClass}
+
+
+def policy_response(
+    policy: Policy, *, file: str, minute_of_week: int, time_zone: str, reloads: int, refused: int
+) -> admin_pb2.GetPolicyResponse:
+    """The policy that is in force."""
+    return admin_pb2.GetPolicyResponse(
+        file=file,
+        minute_of_week=minute_of_week,
+        time_zone=time_zone,
+        jobs=[
+            admin_pb2.JobPolicy(
+                name=name,
+                weight=job.weight,
+                floor_bytes_per_s=job.floor_bytes_per_s,
+                cap_bytes_per_s=job.cap_bytes_per_s,
+            )
+            for name, job in sorted(policy.jobs.items())
+        ],
+        links=[
+            admin_pb2.LinkPolicy(
+                link=_link(name),
+                cap_bytes_per_s=link.cap_bytes_per_s,
+                calendar=[str(window) for window in link.calendar],
+                limit_bytes_per_s=link.limit_bytes_per_s(minute_of_week),
+                fifo_share=link.fifo_share,
+            )
+            for name, link in sorted(policy.links.items())
+        ],
+        classes=[
+            admin_pb2.ClassPolicy(traffic=_traffic(traffic), share=policy.sharing_of(traffic).value)
+            for traffic in TrafficClass
+        ],
+        reloads=reloads,
+        reloads_refused=refused,
+    )
+
+
+def reload_response(applied: bool, message: str, needs_restart: Iterable[str]) -> admin_pb2.ReloadPolicyResponse:
+    """What came of reading the file again."""
+    return admin_pb2.ReloadPolicyResponse(applied=applied, message=message, needs_restart=needs_restart)

@@ -543,3 +543,197 @@ class Decision(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    MINUTE_OF_WEEK_FIELD_NUMBER: _builtins.int
+    TIME_ZONE_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    RELOADS_FIELD_NUMBER: _builtins.int
+    RELOADS_REFUSED_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Where it was read from."""
+    minute_of_week: _builtins.int
+    """Which minute of the week it is where calendars count; 0: Monday 00:00."""
+    time_zone: _builtins.str
+    """What calendars count in; empty: the host's own."""
+    reloads: _builtins.int
+    """Since the coordinator began."""
+    reloads_refused: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPolicy]: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkPolicy]: ...
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassPolicy]: ...
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        minute_of_week: _builtins.int = ...,
+        time_zone: _builtins.str = ...,
+        jobs: _abc.Iterable[Global___JobPolicy] | None = ...,
+        links: _abc.Iterable[Global___LinkPolicy] | None = ...,
+        classes: _abc.Iterable[Global___ClassPolicy] | None = ...,
+        reloads: _builtins.int = ...,
+        reloads_refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "file", b"file", "jobs", b"jobs", "links", b"links", "minute_of_week", b"minute_of_week", "reloads", b"reloads", "reloads_refused", b"reloads_refused", "time_zone", b"time_zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class JobPolicy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    FLOOR_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    weight: _builtins.float
+    floor_bytes_per_s: _builtins.int
+    """0: none."""
+    cap_bytes_per_s: _builtins.int
+    """0: none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        floor_bytes_per_s: _builtins.int = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "floor_bytes_per_s", b"floor_bytes_per_s", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPolicy: _TypeAlias = JobPolicy  # noqa: Y015
+
+@_typing.final
+class LinkPolicy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    CALENDAR_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    FIFO_SHARE_FIELD_NUMBER: _builtins.int
+    cap_bytes_per_s: _builtins.int
+    """While no window holds; 0: none."""
+    limit_bytes_per_s: _builtins.int
+    """What holds now; 0: no limit."""
+    fifo_share: _builtins.float
+    @_builtins.property
+    def link(self) -> _coordination_pb2.LinkName: ...
+    @_builtins.property
+    def calendar(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        link: _coordination_pb2.LinkName | None = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+        calendar: _abc.Iterable[_builtins.str] | None = ...,
+        limit_bytes_per_s: _builtins.int = ...,
+        fifo_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calendar", b"calendar", "cap_bytes_per_s", b"cap_bytes_per_s", "fifo_share", b"fifo_share", "limit_bytes_per_s", b"limit_bytes_per_s", "link", b"link"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkPolicy: _TypeAlias = LinkPolicy  # noqa: Y015
+
+@_typing.final
+class ClassPolicy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    traffic: _coordination_pb2.TrafficClass.ValueType
+    share: _builtins.str
+    """"one", "equal"."""
+    def __init__(
+        self,
+        *,
+        traffic: _coordination_pb2.TrafficClass.ValueType = ...,
+        share: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["share", b"share", "traffic", b"traffic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassPolicy: _TypeAlias = ClassPolicy  # noqa: Y015
+
+@_typing.final
+class ReloadPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPolicyRequest: _TypeAlias = ReloadPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ReloadPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    NEEDS_RESTART_FIELD_NUMBER: _builtins.int
+    applied: _builtins.bool
+    message: _builtins.str
+    """What was done, or why nothing was: with file, line and key."""
+    @_builtins.property
+    def needs_restart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Keys of the file that differ from what is in force, and that only a restart changes."""
+
+    def __init__(
+        self,
+        *,
+        applied: _builtins.bool = ...,
+        message: _builtins.str = ...,
+        needs_restart: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "message", b"message", "needs_restart", b"needs_restart"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPolicyResponse: _TypeAlias = ReloadPolicyResponse  # noqa: Y015

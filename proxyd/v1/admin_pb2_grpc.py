@@ -49,6 +49,16 @@ class AdminStub(object):
                 request_serializer=proxyd_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
                 response_deserializer=proxyd_dot_v1_dot_admin__pb2.WhyResponse.FromString,
                 _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/proxyd.v1.Admin/GetPolicy',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.ReloadPolicy = channel.unary_unary(
+                '/proxyd.v1.Admin/ReloadPolicy',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -75,6 +85,21 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPolicy(self, request, context):
+        """The operator's policy that is in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadPolicy(self, request, context):
+        """Read the coordinator's own file again and apply its policy. A file with a mistake changes nothing. Nothing else can be
+        changed from outside, and what is read is only ever the file that the coordinator was started with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +117,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Why,
                     request_deserializer=proxyd_dot_v1_dot_admin__pb2.WhyRequest.FromString,
                     response_serializer=proxyd_dot_v1_dot_admin__pb2.WhyResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.GetPolicyRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'ReloadPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadPolicy,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +210,60 @@ class Admin(object):
             '/proxyd.v1.Admin/Why',
             proxyd_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
             proxyd_dot_v1_dot_admin__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.Admin/GetPolicy',
+            proxyd_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.Admin/ReloadPolicy',
+            proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

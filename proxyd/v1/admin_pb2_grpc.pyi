@@ -37,6 +37,12 @@ class AdminStub:
     """The links alone."""
     Why: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WhyRequest, _admin_pb2.WhyResponse]
     """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
+    """The operator's policy that is in force."""
+    ReloadPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReloadPolicyRequest, _admin_pb2.ReloadPolicyResponse]
+    """Read the coordinator's own file again and apply its policy. A file with a mistake changes nothing. Nothing else can be
+    changed from outside, and what is read is only ever the file that the coordinator was started with.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -47,6 +53,12 @@ class AdminAsyncStub(AdminStub):
     """The links alone."""
     Why: _aio.UnaryUnaryMultiCallable[_admin_pb2.WhyRequest, _admin_pb2.WhyResponse]  # type: ignore[assignment]
     """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """The operator's policy that is in force."""
+    ReloadPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReloadPolicyRequest, _admin_pb2.ReloadPolicyResponse]  # type: ignore[assignment]
+    """Read the coordinator's own file again and apply its policy. A file with a mistake changes nothing. Nothing else can be
+    changed from outside, and what is read is only ever the file that the coordinator was started with.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +84,23 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.WhyResponse, _abc.Awaitable[_admin_pb2.WhyResponse]]:
         """Why a transfer waits, or waited: its decisions with their times, oldest first. NOT_FOUND when it is not known any more."""
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _admin_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPolicyResponse, _abc.Awaitable[_admin_pb2.GetPolicyResponse]]:
+        """The operator's policy that is in force."""
+
+    @_abc_1.abstractmethod
+    def ReloadPolicy(
+        self,
+        request: _admin_pb2.ReloadPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReloadPolicyResponse, _abc.Awaitable[_admin_pb2.ReloadPolicyResponse]]:
+        """Read the coordinator's own file again and apply its policy. A file with a mistake changes nothing. Nothing else can be
+        changed from outside, and what is read is only ever the file that the coordinator was started with.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
