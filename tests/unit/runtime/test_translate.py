@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxyd.core import messages as core
 from proxyd.core.errors import InternalError
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
-from proxyd.runtime import translate
+from proxyd.runtime import crossing, translate
 from proxyd.runtime.translate import TranslateError
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.wire.envelope import TrafficClass
@@ -220,7 +220,7 @@ def test_what_an_older_version_does_not_say_is_harmless() -> None:
 
 
 def test_names_are_remembered_but_not_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "MAX_KNOWN_NAMES", 2)
+    monkeypatch.setattr(crossing, "MAX_KNOWN", 2)
     for number in [*range(5), *range(5)]:
         request = dataclasses.replace(REQUEST, link=LinkName(f"site{number}", "b"))
         assert translate.agent_messages(translate.agent_batch([request])) == [request]
