@@ -52,6 +52,11 @@ def agent_families(
             "Payload sent without grants, because the link is only observed.",
             [(labels, one.observed_bytes) for labels, one in links],
         ),
+        counter(
+            "proxyd_padding_bytes_total",
+            "Bytes without meaning, sent under grants to warm connections up.",
+            [(labels, one.padding_bytes) for labels, one in links],
+        ),
         gauge(
             "proxyd_backlog_bytes",
             "Granted and not yet sent.",

@@ -35,10 +35,13 @@ from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_da
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
+from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
 """What the last frames get to leave; a client that doesn't read them sees the end of its connection anyway."""
 _ANYWHERE = "192.0.2.1"  # never answered, never asked: connecting a UDP socket only looks up the route
+
+_ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +111,7 @@ class Agent:
                 resolve_timeout_ns=section.resolve_timeout_ns,
                 peer_timeout_ns=section.peer_timeout_ns,
                 linger_ns=section.linger_ns,
+                warm=section.warm and tcp.keeps_windows(section.congestion_control),
             )
         )
         loop = asyncio.get_running_loop()
@@ -211,6 +215,8 @@ class Agent:
     def _take(self, peer: AgentName) -> Outgoing | None:
         """The next chunk for a peer, with its payload."""
         while (chunk := self.machine.next_chunk(peer, self.driver.now_ns())) is not None:
+            if chunk.padding:
+                return Outgoing(chunk, _ZEROS[: chunk.length])
             block = self.hub.outgoing_of(chunk.transfer)
             if block is not None:
                 return Outgoing(chunk, block.payload[chunk.offset : chunk.offset + chunk.length])

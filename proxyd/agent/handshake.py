@@ -60,7 +60,7 @@ async def _read_exactly(loop: asyncio.AbstractEventLoop, sock: socket.socket, nb
 
 async def _read_frame(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> wire.Frame:
     header = wire.decode_header(await _read_exactly(loop, sock, wire.HEADER_BYTES))
-    if header.type == wire.DATA_TYPE:
+    if header.type in wire.DATA_TYPES:
         raise WireError("a chunk came before the handshake")
     return wire.decode_control(header, await _read_exactly(loop, sock, header.length))
 

@@ -320,7 +320,7 @@ class PeerLink:
 
     def progress(self) -> SendProgress | None:
         """The streams' counters now; None while the link is down."""
-        left = delivered = unsent = retransmits = rate = window = 0
+        left = delivered = unsent = retransmits = rate = window = sacked = lost = 0
         srtt_ns: list[int] = []
         min_rtt_ns: list[int] = []
         path_limited = grows = False
@@ -335,6 +335,8 @@ class PeerLink:
                 rate += state.delivery_rate_bytes_per_s
                 window += state.window_bytes
                 grows = grows or state.window_grows
+                sacked += state.sacked_bytes
+                lost += state.lost_bytes
                 path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
@@ -355,6 +357,8 @@ class PeerLink:
             path_limited=path_limited,
             window_bytes=window,
             window_grows=grows,
+            sacked_bytes=sacked,
+            lost_bytes=lost,
         )
 
 

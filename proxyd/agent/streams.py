@@ -131,9 +131,12 @@ class SendStream:
             return False
         self._has_taken = True
         chunk, payload = outgoing
-        # Right before the copy into the kernel: the hash warms the cache for it.
-        checksum = xxhash.xxh3_64_intdigest(payload)
-        self._head = wire.encode_data_header(chunk.transfer, chunk.offset, chunk.length, checksum)
+        if chunk.padding:
+            self._head = wire.encode_padding_header(chunk.length)
+        else:
+            # Right before the copy into the kernel: the hash warms the cache for it.
+            checksum = xxhash.xxh3_64_intdigest(payload)
+            self._head = wire.encode_data_header(chunk.transfer, chunk.offset, chunk.length, checksum)
         self._payload = payload
         self.ledger.begin(wire.HEADER_BYTES, len(payload), granted=chunk.granted)
         return True
@@ -251,6 +254,9 @@ class ReceiveStream:
                 return got, False
         self._head_bytes = 0
         header = wire.decode_header(self._head)
+        if header.type == wire.PADDING_TYPE:
+            self._begin(header, None)
+            return wire.HEADER_BYTES, True
         if header.type != wire.DATA_TYPE:
             raise WireError(f"control frame type {header.type} came on a data connection")
         block = self._sink.block_of(header.transfer)

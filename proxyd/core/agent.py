@@ -75,6 +75,7 @@ class LinkSending:
     unscheduled_bytes: int
     fallback_bytes: int
     observed_bytes: int
+    padding_bytes: int
     backlog_bytes: int
     waiting_transfers: int
 
@@ -171,6 +172,7 @@ class AgentMachine:
                 book.unscheduled_bytes,
                 book.fallback_bytes,
                 book.observed_taken_bytes,
+                book.padding_bytes,
                 book.backlog_bytes(),
                 len(book.asked),
             )
@@ -182,7 +184,7 @@ class AgentMachine:
             endpoints=tuple(sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank))),
             peers=tuple((name, peer.connected) for name, peer in sorted(sender.peers.items())),
             links=links,
-            outgoing=len(sender.transfers),
+            outgoing=sum(not out.padding for out in sender.transfers.values()),
             incoming=len(self.receiver.transfers),
             received_bytes=self.receiver.received_bytes,
             corrupt_chunks=self.receiver.corrupt_chunks,
@@ -393,6 +395,7 @@ class AgentMachine:
         for info in beat.links:
             if info.link.src_site == self.config.agent.site:
                 self.sender.asking.update_link(address, info, now_ns)
+        self.sender.warmer.consider(now_ns)
 
     def _directory_changed(
         self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False

@@ -27,3 +27,5 @@ class AgentConfig:
     resolve_timeout_ns: int = 10 * NANOS_PER_S
     peer_timeout_ns: int = 30 * NANOS_PER_S
     linger_ns: int = 5 * NANOS_PER_S
+    warm: bool = False
+    """Warm connections up by padding (see :mod:`proxyd.core.warming`)."""

@@ -74,7 +74,7 @@ class Alone:
         )
         rate = book.fallback_rate_bytes_per_s
         for out in waiting:
-            if out.state not in (SendState.QUEUED, SendState.SENDING) or out.peer is None:
+            if out.state not in (SendState.QUEUED, SendState.SENDING) or out.peer is None or out.padding:
                 continue
             slot_bytes = max(out.chunk_bytes, rate * FALLBACK_SLICE_NS // NANOS // out.chunk_bytes * out.chunk_bytes)
             nbytes = min(slot_bytes, out.need_bytes)

@@ -49,6 +49,8 @@ class Peer:
     eager_used_bytes: dict[tuple[EndpointName, EndpointName], int] = dataclasses.field(default_factory=dict)
     """Of each pair of endpoints, over the connection that stands."""
     last_error: str = "not connected yet"
+    warm_ups: int = 0
+    """Over the connections that stand."""
     free: deque[TransferId] = dataclasses.field(default_factory=deque)
     """Transfers with chunks to send that need no grant."""
     pace_bytes_per_s: int = -1
@@ -68,6 +70,7 @@ class Asking:
         peers: dict[AgentName, Peer],
         effects: list[AgentEffect],
         cancel: Callable[[Outgoing, ErrorCode, str, int], None],
+        padded: Callable[[Outgoing, int], None],
     ) -> None:
         self.config = config
         self.transfers = transfers
@@ -77,6 +80,7 @@ class Asking:
         self.sessions: dict[str, Session] = {}
         """By address; one that was lost stays here, with what it owned."""
         self._alone = Alone(config, transfers, self.sessions, cancel, self._begin)
+        self._padded = padded
         self.announced = Announcements()
         self.telling = Telling(effects)
 
@@ -226,6 +230,9 @@ class Asking:
         if out.need_bytes == 0 and not binds and not book.observed:
             return
         if book.coordinator is not None:
+            if not book.grants and book.turns_to(out.peer):
+                # Before the request: what this peer's TCP windows let through decides who is granted how much.
+                self._report(book, now_ns)
             out.requested = True
             self._say_request(out, book.coordinator)
         if ahead is not None and binds:
@@ -445,7 +452,8 @@ class Asking:
             return
         if not ok:
             self.effects.append(ToCoordinator(book.coordinator, CancelRequest(out.transfer, "transfer failed")))
-        done = TransferDone(out.transfer, out.link, out.envelope.traffic_class, out.nbytes, ok, arrival_span_ns)
+        nbytes = 0 if out.padding else out.nbytes
+        done = TransferDone(out.transfer, out.link, out.envelope.traffic_class, nbytes, ok, arrival_span_ns)
         self.effects.append(ToCoordinator(book.coordinator, done))
 
     # -------------------------------------------------------------------------------------- chunks
@@ -472,11 +480,13 @@ class Asking:
             left = chunk.length
             for grant in grants:
                 nbytes = min(left, grant.left_bytes)
-                book.spend(grant, peer.name, nbytes)
+                book.spend(grant, peer.name, nbytes, padding=out.padding)
                 left -= nbytes
             out.held_bytes -= chunk.length
             if out.held_bytes == 0 and out.state is SendState.SENDING:
                 out.step(SendInput.STARVED)
+            if out.padding and out.everything_taken:
+                self._padded(out, now_ns)
             self._begin(book, now_ns)
             return chunk
         return None
@@ -487,7 +497,7 @@ class Asking:
         if out.everything_taken:
             out.step(SendInput.ALL_SENT)
             self.telling.state(out, 0)
-        return Chunk(out.transfer, offset, length, granted)
+        return Chunk(out.transfer, offset, length, granted, out.padding)
 
     def pace(self, name: AgentName, now_ns: int) -> None:
         """Set a peer's ceiling to the rate of the first of its grants that has started, or of what is in the kernel."""
@@ -535,6 +545,8 @@ class Asking:
                 event.path_limited,
                 event.window_bytes,
                 event.window_grows,
+                event.sacked_bytes,
+                event.lost_bytes,
             )
             book.progress(event.peer, counts, now_ns)
 
@@ -569,6 +581,9 @@ class Asking:
             if book.lead_due_ns is not None and book.lead_due_ns <= now_ns:
                 book.say_lead(now_ns)
             if book.report_due_ns is not None and book.report_due_ns <= now_ns:
-                report = book.report(now_ns)
-                if report is not None and book.coordinator is not None:
-                    self.effects.append(ToCoordinator(book.coordinator, report))
+                self._report(book, now_ns)
+
+    def _report(self, book: LinkBook, now_ns: int) -> None:
+        report = book.report(now_ns)
+        if report is not None and book.coordinator is not None:
+            self.effects.append(ToCoordinator(book.coordinator, report))

@@ -265,3 +265,5 @@ class Chunk:
     offset: int
     length: int
     granted: bool
+    padding: bool = False
+    """Zeros that the receiver throws away; there is no block."""

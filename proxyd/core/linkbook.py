@@ -69,6 +69,8 @@ class PeerCounts:
     path_limited: bool = True
     window_bytes: int = 0
     window_grows: bool = False
+    sacked_bytes: int = 0
+    lost_bytes: int = 0
 
 
 class LinkBook:
@@ -86,6 +88,8 @@ class LinkBook:
         self.fallback_rate_bytes_per_s = 0
         self.fallback_next_ns = 0
         self.look_again_ns = 0
+        self.used = False
+        """A message that needs grants was offered on it."""
         self._looked_for_ns = -1
         self.last_heard_ns = 0
         self.unscheduled_bytes = 0
@@ -97,6 +101,8 @@ class LinkBook:
         """The peer that was last told that it is its turn, or took bytes."""
         self.granted_taken_bytes = 0
         """Payload handed to streams under the coordinator's grants, since start."""
+        self.padding_bytes = 0
+        """The same of warm-ups, which are no payload."""
         self.observed_taken_bytes = 0
         """The same without grants, because the link was only observed; since start."""
         self._observed_bytes = 0
@@ -263,6 +269,12 @@ class LinkBook:
             self.report_due_ns = now_ns
             self._reckon(now_ns)
 
+    def turns_to(self, peer: AgentName) -> bool:
+        """Something is asked for towards a peer, and nothing is held. True when its windows are news."""
+        before, self.turn = self.turn, peer
+        counts = self.peers.get(peer)
+        return before != peer and counts is not None and counts.window_bytes > 0
+
     def begins(self, held: HeldGrant, now_ns: int) -> None:
         """The start of a grant has come: its rate counts for those before it too."""
         held.begun = True
@@ -339,7 +351,7 @@ class LinkBook:
             self.give_back(held, now_ns)
         return expired
 
-    def spend(self, held: HeldGrant, peer: AgentName, nbytes: int) -> None:
+    def spend(self, held: HeldGrant, peer: AgentName, nbytes: int, *, padding: bool = False) -> None:
         """A chunk is handed to a stream under ``held``."""
         held.left_bytes -= nbytes
         self._spent_rate_bytes_per_s = held.rate_bytes_per_s
@@ -352,7 +364,10 @@ class LinkBook:
             self._taken_before_bytes += nbytes
         else:
             self._taken_bytes += nbytes
-            self.granted_taken_bytes += nbytes
+            if padding:
+                self.padding_bytes += nbytes
+            else:
+                self.granted_taken_bytes += nbytes
         if held.left_bytes == 0:
             self.grants.remove(held)
 
@@ -478,6 +493,8 @@ class LinkBook:
             observed_left_bytes=self._observed_left_bytes,
             observed_delivered_bytes=self._observed_delivered_bytes,
             window_bytes=turn.window_bytes if turn is not None else 0,
+            sacked_bytes=sum(c.sacked_bytes for c in live),
+            lost_bytes=sum(c.lost_bytes for c in live),
         )
         self._limited = bool(self.backlog_bytes())
         if report == self._reported:

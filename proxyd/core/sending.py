@@ -31,6 +31,7 @@ from proxyd.core.messages import (
 )
 from proxyd.core.transfer import MAX_RESENDS, PHASES, Outgoing, SendInput, SendState
 from proxyd.core.units import MAX_DURATION_NS
+from proxyd.core.warming import Warmer
 from proxyd.wire import peer as wire
 from proxyd.wire.arena import page_round_up
 from proxyd.wire.envelope import Envelope, ErrorCode
@@ -51,7 +52,8 @@ class Sender:
         self.effects = effects
         self.transfers: dict[TransferId, Outgoing] = {}
         self.peers: dict[AgentName, Peer] = {}
-        self.asking = Asking(config, self.transfers, self.peers, effects, self.cancel)
+        self.asking = Asking(config, self.transfers, self.peers, effects, self.cancel, self._padded)
+        self.warmer = Warmer(config, self.transfers, self.peers, self.asking)
         self._unoffered: dict[EndpointName, deque[TransferId]] = {}
         self.done_bytes: dict[tuple[LinkName, int, bool], int] = {}
         self.done_count: dict[tuple[LinkName, int, bool], int] = {}
@@ -81,7 +83,7 @@ class Sender:
         """Give a transfer up from this side: tell the peer, the coordinator and the trainer."""
         if out.finished:
             return
-        if out.peer is not None and out.state is not SendState.RESOLVING:
+        if out.peer is not None and out.state is not SendState.RESOLVING and not out.padding:
             # That this side is closed or stops is, to the other one, the loss of its peer.
             ours = code in (ErrorCode.CLOSED, ErrorCode.AGENT_UNAVAILABLE)
             frame = wire.Cancel(ErrorCode.PEER_LOST if ours else code, message[:1024])
@@ -101,14 +103,24 @@ class Sender:
         bytes_done = min(out.nbytes, out.taken_bytes)
         out.step(SendInput.FAILED)
         self._close(out, False, 0, now_ns)
-        self.effects.append(TellSendFailed(out.envelope.source, out.transfer, code, message, bytes_done))
+        if not out.padding:
+            self.effects.append(TellSendFailed(out.envelope.source, out.transfer, code, message, bytes_done))
 
     def _close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
         del self.transfers[out.transfer]
+        if out.padding:
+            self.warmer.ended(out)
+            self.asking.close(out, ok, 0, now_ns)
+            return
         key = (self._link_of(out), out.envelope.traffic, ok)
         self.done_count[key] = self.done_count.get(key, 0) + 1
         self.done_bytes[key] = self.done_bytes.get(key, 0) + (out.nbytes if ok else 0)
         self.asking.close(out, ok, arrival_span_ns, now_ns)
+
+    def _padded(self, out: Outgoing, now_ns: int) -> None:
+        """The last chunk of a warm-up was handed over: nobody acknowledges it."""
+        out.step(SendInput.ACKED)
+        self._close(out, True, 0, now_ns)
 
     def _link_of(self, out: Outgoing) -> LinkName:
         site = self.config.agent.site
@@ -169,6 +181,10 @@ class Sender:
         out.wanted_bytes = out.nbytes
         if out.free:
             self.asking.withdraw(out.announcement, now_ns)
+        elif book is not None and not book.used:
+            book.used = True
+            if (padding := self.warmer.under_way) is not None and padding.link == out.link:
+                self.cancel(padding, ErrorCode.CANCELLED, "something real is to be sent", now_ns)
         pair = (envelope.source, envelope.destination)
         used = peer.eager_used_bytes.get(pair, 0)
         out.eager = used + out.nbytes <= peer.eager_bytes
@@ -343,6 +359,7 @@ class Sender:
         peer.connected = True
         peer.eager_bytes = eager_bytes
         peer.pace_bytes_per_s = -1
+        peer.warm_ups = 0
         peer.free.clear()
         peer.eager_used_bytes.clear()
         at_peer = {entry.endpoint for entry in self.directory.of_agent(name)}

@@ -17,6 +17,8 @@ class Telling:
 
     def state(self, out: Outgoing, finish_in_ns: int) -> None:
         """Tell the trainer when its message enters another phase (a timeout names it), or has a prediction."""
+        if out.padding:
+            return
         phase = PHASES[out.state]
         if phase is SendPhase.SENDING and out.taken_bytes == 0 and not out.free:
             phase = SendPhase.GRANTED
@@ -37,6 +39,8 @@ class Telling:
 
     def expect(self, out: Outgoing, finish_in_ns: int, now_ns: int) -> None:
         """Predict the arrival in-band, when the prediction moved by more than a quarter of what is left (or 20 ms)."""
+        if out.padding:
+            return
         finish_ns = now_ns + finish_in_ns
         moved_ns = abs(finish_ns - out.expected_finish_ns)
         if out.peer is None or (out.expected_finish_ns and moved_ns < max(20_000_000, finish_in_ns // 4)):

@@ -183,6 +183,8 @@ class Outgoing:
     eager: bool = False
     free: bool = False
     """Needs no grants: small, or within the site."""
+    padding: bool = False
+    """A warm-up: no trainer's, never acknowledged, its chunks are thrown away."""
     observed: bool = False
     """Goes without grants, because its link is only observed."""
     announcement: int = 0

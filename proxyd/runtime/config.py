@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, StrictStr, ValidationError, model_validator
+from pydantic import Field, StrictBool, StrictStr, ValidationError, model_validator
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.policy import Policy
@@ -91,6 +91,8 @@ class AgentConfig(Section):
     peer_timeout: DurationText = "30s"
     resolve_timeout: DurationText = "10s"
     linger: DurationOrZeroText = "5s"
+    warm: StrictBool = True
+    """Pad fresh connections while nobody has anything to send, so that first slots aren't spent in slow start."""
 
     @property
     def data_listen_address(self) -> Address:

@@ -162,6 +162,8 @@ class PeerLink:
             path_limited=any(s.path_limited for s in streams),
             window_bytes=sum(s.window.bytes for s in streams),
             window_grows=any(s.window.bytes < s.window.threshold_bytes for s in streams),
+            sacked_bytes=sum(s.granted_sacked_bytes - s.granted_delivered_bytes for s in streams),
+            lost_bytes=sum(s.lost_bytes for s in streams),
         )
 
     def close(self, reason: str, *, tell_owner: bool) -> None:
@@ -395,6 +397,8 @@ class AgentHost:
 
     def chunk_arrived(self, peer: AgentName, chunk: ef.Chunk) -> None:
         """A chunk is here whole; one that has overtaken its offer waits."""
+        if chunk.padding:
+            return
         if self.paused:
             self._unread.append(lambda: self.chunk_arrived(peer, chunk))
             return

@@ -75,6 +75,9 @@ class Header(NamedTuple):
 
 
 DATA_TYPE = 16
+PADDING_TYPE = 18
+"""On a data connection: bytes that the receiver throws away. They warm the connection up."""
+DATA_TYPES = (DATA_TYPE, PADDING_TYPE)
 NO_TRANSFER = TransferId(0, 0)
 
 
@@ -100,6 +103,11 @@ def encode_data_header(transfer: TransferId, offset: int, length: int, checksum:
     return encode_header(Header(DATA_TYPE, 0, ChecksumAlgorithm.XXH3_64, length, transfer, offset, checksum))
 
 
+def encode_padding_header(length: int) -> bytes:
+    """Header of a chunk that means nothing."""
+    return encode_header(Header(PADDING_TYPE, 0, ChecksumAlgorithm.NONE, length, NO_TRANSFER, 0, 0))
+
+
 def decode_header(data: bytes | bytearray | memoryview) -> Header:
     """Check and split 48 bytes. Raises WireError: after it the connection's framing is lost for good."""
     view = memoryview(data)
@@ -112,7 +120,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         raise WireError(f"frame magic is {magic:#06x}, not {MAGIC:#06x}: not a proxyd peer")
     if version != PROTOCOL_VERSION:
         raise WireError(f"peer speaks protocol version {version}, this agent {PROTOCOL_VERSION}: upgrade the older one")
-    if kind == DATA_TYPE:
+    if kind in DATA_TYPES:
         if not 0 < length <= MAX_CHUNK_BYTES or offset > MAX_TRANSFER_BYTES:
             raise WireError(f"chunk of {length} bytes at offset {offset} is outside the limits")
         if algorithm not in (ChecksumAlgorithm.NONE, ChecksumAlgorithm.XXH3_64):
@@ -336,7 +344,7 @@ class ControlDecoder:
         if len(self._buffer) < HEADER_BYTES:
             return None
         header = decode_header(self._buffer[:HEADER_BYTES])
-        if header.type == DATA_TYPE:
+        if header.type in DATA_TYPES:
             raise WireError("DATA frame on a control connection")
         end = HEADER_BYTES + header.length
         if len(self._buffer) < end:

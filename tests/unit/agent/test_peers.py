@@ -211,6 +211,39 @@ def test_chunks_for_nobody_are_drained_and_the_stream_stays_in_step() -> None:
     play(body)
 
 
+def test_padding_is_drained_counts_as_granted_and_says_nothing() -> None:
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=4 * CHUNK)
+        real = list(rig.chunks)
+        pads = [Chunk(TransferId(1, 1), 0, size, True, padding=True) for size in (CHUNK, 1, 300_000 % CHUNK, CHUNK)]
+        rig.chunks = deque(chunk for pair in zip(pads, real, strict=True) for chunk in pair)
+        await rig.connect()
+        rig.link.pump()
+        rig.link.send(rig.transfer, OFFER)
+        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == len(real))
+        assert rig.block is not None
+        assert bytes(rig.block.payload) == rig.data
+        total = sum(chunk.length for chunk in [*pads, *real])
+        await rig.sender.until(lambda: rig.sender.of(SendProgress)[-1].granted_delivered_bytes == total)  # type: ignore[attr-defined]
+        await rig.close()
+
+    play(body)
+
+
+def test_a_new_link_says_at_once_that_its_windows_are_cold() -> None:
+    async def body() -> None:
+        rig = Rig(streams=2)
+        await rig.connect()
+        first = next(iter(rig.sender.of(SendProgress)))
+        assert isinstance(first, SendProgress)
+        assert first.window_bytes > 0
+        assert first.window_grows
+        assert first.min_rtt_ns > 0
+        await rig.close()
+
+    play(body)
+
+
 def test_a_chunk_that_overtakes_its_offer_waits_for_it() -> None:
     async def body() -> None:
         rig = Rig(streams=1, nbytes=3 * CHUNK)

@@ -43,6 +43,18 @@ def test_a_kernel_that_forgets_windows_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert tcp.slow_start_after_idle() is on
 
 
+@pytest.mark.parametrize(
+    ("slow_start", "configured", "keeps"),
+    [("0", "auto", True), ("0", "cubic", True), ("1", "cubic", False), ("1", "auto", True), ("1", "bbr", True)],
+)
+def test_which_connections_stay_warm(
+    monkeypatch: pytest.MonkeyPatch, slow_start: str, configured: str, keeps: bool
+) -> None:
+    values = {"tcp_slow_start_after_idle": slow_start, "tcp_available_congestion_control": "reno cubic bbr"}
+    monkeypatch.setattr(tcp, "read_sysctl", lambda name, default="": values[name])
+    assert tcp.keeps_windows(configured) is keeps
+
+
 def test_unsent_bytes_are_bounded_by_some_milliseconds() -> None:
     assert tcp.notsent_limit_bytes(0) == 4 << 20
     assert tcp.notsent_limit_bytes(1000) == 16 << 10
