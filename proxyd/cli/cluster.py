@@ -73,6 +73,8 @@ class LinkFigures:
     rtt: str | None = "1ms"
     buffer: str | None = "1bdp"
     mtu: int = 1500
+    estimate: str | None = None
+    """"fixed": the capacity is believed for ever."""
 
 
 @dataclasses.dataclass

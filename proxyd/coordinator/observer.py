@@ -10,9 +10,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from proxyd.core.effects import CoordinatorEffect, ToAgent
-from proxyd.core.events import CoordinatorEvent, SessionMessage, SessionOpened, TimePassed
+from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import LinkName, TransferId
-from proxyd.core.messages import CancelRequest, Denied, Grant, LinkInfo, Request, TransferDone, Welcome
+from proxyd.core.messages import Beat, CancelRequest, Denied, Grant, LinkInfo, Request, TransferDone, Welcome
 from proxyd.core.units import format_rate
 from proxyd.runtime.metrics import Histogram, MetricFamily, counter
 
@@ -32,6 +32,8 @@ class Observer:
     def __init__(self) -> None:
         self._links: set[str] = set()
         self._unknown: set[str] = set()
+        self._links_told: dict[int, int] = {}
+        """Session -> how many links its agent was told of."""
         self._transfers: Counter[tuple[str, str, str]] = Counter()
         self._transfer_bytes: Counter[tuple[str, str]] = Counter()
         self._messages: Counter[str] = Counter()
@@ -53,6 +55,8 @@ class Observer:
                 self._asked.pop(message.transfer, None)
         elif isinstance(event, SessionOpened):
             self._sessions_opened += 1
+        elif isinstance(event, SessionClosed):
+            self._links_told.pop(event.session, None)
 
     def performed(self, now_ns: int, effects: Iterable[CoordinatorEffect]) -> None:
         """Effects of the machine."""
@@ -69,7 +73,9 @@ class Observer:
             elif isinstance(message, Denied):
                 self._denied += 1
                 self._asked.pop(message.transfer, None)
-            elif isinstance(message, Welcome):
+            elif isinstance(message, (Beat, Welcome)) and self._links_told.get(effect.session) != len(message.links):
+                # Only when there are new ones: beats are many.
+                self._links_told[effect.session] = len(message.links)
                 self._say_what_is_unknown(message.links)
 
     def _say_what_is_unknown(self, links: Iterable[LinkInfo]) -> None:

@@ -9,7 +9,7 @@ from proxyd.coordinator.observer import Observer
 from proxyd.core.effects import ToAgent
 from proxyd.core.events import SessionMessage
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import AgentMessage, CancelRequest, Grant, LinkInfo, Request, TransferDone, Welcome
+from proxyd.core.messages import AgentMessage, Beat, CancelRequest, Grant, LinkInfo, Request, TransferDone, Welcome
 from proxyd.wire.envelope import TrafficClass
 
 AB = LinkName("a", "b")
@@ -98,7 +98,11 @@ def test_a_link_of_which_nothing_is_known_is_said_once(caplog: pytest.LogCapture
     welcome = Welcome("c", 1, ("*->*",), 1, 2, (info("a", "default"), info("c", "configured"), info("d", "estimated")))
     for session in (1, 2):
         observer.performed(0, [ToAgent(session, welcome)])
+    # A link that appears later is told of in a beat.
+    beat = Beat(1, (), (*welcome.links, info("e", "default")))
+    for session in (1, 1, 2):
+        observer.performed(0, [ToAgent(session, beat)])
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
+    assert [text.split(":")[0] for text in said] == ["a->b", "e->b"]
     assert said[0].startswith("a->b: no capacity is configured")
     assert "100 Mbit/s (source=default)" in said[0]
