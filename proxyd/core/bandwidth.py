@@ -200,6 +200,8 @@ class Flow:
     """When that was."""
     in_flight_bytes: int = 0
     """Of all agents: left and not delivered."""
+    senders: int = 1
+    """How many agents have some in flight."""
     demand: bool = False
     """Data waits at some host for its turn at the link."""
     window_limited: bool = False
@@ -443,8 +445,8 @@ class LinkEstimator:
         bins = self._bins
         width_ns = self._width_ns
         count = max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS) // width_ns
-        # The newest one fills still; the one before may lack an agent's next report, but not by much.
-        end = len(bins) - 1
+        # The newest one fills still; and where several agents send, the one before lacks what some of them will report.
+        end = len(bins) - (2 if self._flow.senders > 1 else 1)
         # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
         seen = [one.queue_ns for one in islice(reversed(bins), 1, 1 + QUEUE_BINS) if one.queue_ns >= 0]
         self._queue_ns = min(seen, default=0)

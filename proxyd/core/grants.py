@@ -123,6 +123,7 @@ class LinkGranter:
             lane.reported_ns,
             window_limited=report.limited,
             control_rtt_ns=lane.control_rtt_ns,
+            senders=0,
         )
         self._settle(lane.reported(report, now_ns))
         flow.delivered_bytes += lane.arrived_bytes
@@ -131,7 +132,9 @@ class LinkGranter:
         flow.demand = self.queue.count > 0
         for other in self._active.values():
             if not other.ended:
-                flow.in_flight_bytes += other.in_flight_bytes
+                in_flight = other.in_flight_bytes
+                flow.in_flight_bytes += in_flight
+                flow.senders += in_flight > 0
                 flow.demand = flow.demand or other.account.at_host_bytes > 0
         self.estimator.on_report(report, flow, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)

@@ -46,6 +46,7 @@ class Lane:
         "_measured_bytes_per_s",
         "_silences",
         "_slow_epochs",
+        "_window_bytes",
         "_window_bytes_per_s",
         "account",
         "agent",
@@ -78,6 +79,7 @@ class Lane:
         """The link's pace when that rate was set."""
         self._measured_bytes_per_s = 0
         """What it has shown that it can send; 0: no limit known."""
+        self._window_bytes = 0
         self._window_bytes_per_s = 0
         """What its TCP windows let it send now; 0: no limit."""
         self.ceiling_sticks = False
@@ -115,9 +117,11 @@ class Lane:
 
     def see_window(self, window_bytes: int, rtt_ns: int, pace_bytes_per_s: int, now_ns: int) -> None:
         """A report said how wide its TCP windows are: cold or cut ones hold it back from now on, and what they leave of
-        the link is for others at once. It may grow by a quarter until its next reports say by how much it did."""
+        the link is for others at once. One that grows may do so by a quarter until its next reports say by how much it
+        did."""
         rate = window_bytes * NANOS // max(rtt_ns, 1_000_000)
-        rate += rate // 4
+        rate += rate // (4 if window_bytes > self._window_bytes + self._window_bytes // 200 else 64)
+        self._window_bytes = window_bytes
         if not 0 < rate < pace_bytes_per_s:
             self._window_bytes_per_s = 0
             return
