@@ -61,6 +61,7 @@ from proxyd.core.messages import (
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
+from proxyd.core.shadow import ShadowLink
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
 
@@ -88,6 +89,8 @@ class CoordinatorConfig:
     lease_ns: int = 2_000_000_000
     control_rtt_ns: int = 1_000_000
     """Round trip between an agent and this coordinator, as far as is known."""
+    observe: bool = False
+    """Links that aren't configured are only observed."""
 
     def __post_init__(self) -> None:
         if self.beat_ns <= 0 or self.lease_ns < 2 * self.beat_ns or self.control_rtt_ns < 0:
@@ -126,6 +129,8 @@ class _Session:
 class _Link:
     granter: LinkGranter
     fallback: FallbackRates
+    shadow: ShadowLink | None = None
+    """In observe mode: the granter grants nothing, and this reckons what it would have."""
 
 
 class CoordinatorMachine:
@@ -306,6 +311,8 @@ class CoordinatorMachine:
         for waiting in session.transfers.values():
             self._links[waiting.link].granter.queue.end(waiting, "its agent's session ended")
         for link in self._links_from(session.agent.site):
+            if link.shadow is not None:
+                link.shadow.session_ended(number, now_ns)
             link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
             self._decide(link, now_ns)
         self._registry.session_lost(number, session.agent, now_ns)
@@ -375,8 +382,11 @@ class CoordinatorMachine:
         link = self._links.get(report.link)
         if link is None or report.link.src_site != session.agent.site:
             return
-        granter = link.granter
-        granter.report(self._lane(link, session), report, now_ns)
+        lane = self._lane(link, session)
+        if link.shadow is not None:
+            link.shadow.reported(lane, report, now_ns)
+        else:
+            link.granter.report(lane, report, now_ns)
         self._decide(link, now_ns)
 
     def _request(self, session: _Session, message: Request, now_ns: int) -> None:
@@ -408,6 +418,11 @@ class CoordinatorMachine:
             session.transfers[message.transfer] = waiting
         elif waiting.link != message.link:
             self._tell(session.number, Denied(message.transfer, f"it was first requested for link {waiting.link}"))
+            return
+        if link.shadow is not None:
+            waiting.reason = "its link is only observed: it goes at once"
+            link.shadow.request(session.agent, waiting, message.wanted_bytes, now_ns)
+            self._decide(link, now_ns)
             return
         transfers, nbytes = queue.ahead_of(waiting.traffic, waiting.job)
         if queue.want(waiting, min(message.wanted_bytes, MAX_TRANSFER_BYTES)):
@@ -462,6 +477,9 @@ class CoordinatorMachine:
             link = self._links[waiting.link]
             stood_in_line = waiting.queued
             link.granter.queue.end(waiting, reason)
+            if link.shadow is not None:
+                link.shadow.ended(transfer, reason == "done", now_ns)
+                stood_in_line = True
             if stood_in_line:  # else it had all it wanted, and its end leaves nobody more than before
                 self._decide(link, now_ns)
 
@@ -472,6 +490,8 @@ class CoordinatorMachine:
     # ------------------------------------------------------------------------------------------------------------ links
 
     def _add_link(self, settings: LinkSettings) -> _Link:
+        if self.config.observe and settings not in self.config.links:
+            settings = dataclasses.replace(settings, observe=True)
         granter = LinkGranter(
             settings,
             epoch=self.epoch,
@@ -481,6 +501,9 @@ class CoordinatorMachine:
         )
         granter.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
         link = _Link(granter, FallbackRates(granter.rate_bytes_per_s(self._started_ns or 0)))
+        if settings.observe:
+            link.shadow = ShadowLink(granter, self.config.control_rtt_ns, self.config.lease_ns)
+            link.shadow.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
         self._links[settings.link] = link
         insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
         return link
@@ -490,6 +513,8 @@ class CoordinatorMachine:
         for link in self._links.values():
             if link.granter.set_policy(self.policy, self._minute_of_week, now_ns):
                 link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
+            if link.shadow is not None:
+                link.shadow.set_policy(self.policy, self._minute_of_week, now_ns)
             self._decide(link, now_ns)
 
     def _know_site(self, site: str) -> None:
@@ -517,6 +542,8 @@ class CoordinatorMachine:
         for session, grant in granter.decide(now_ns):
             self._effects.append(ToAgent(session, grant))
         due_ns = granter.next_deadline_ns(now_ns)
+        if link.shadow is not None and (shadow_ns := link.shadow.run(now_ns)) is not None:
+            due_ns = shadow_ns if due_ns is None else min(due_ns, shadow_ns)
         if due_ns is None:
             self._link_deadlines.pop(granter.link, None)
         else:
@@ -634,6 +661,7 @@ class CoordinatorMachine:
             fallback_bytes_per_s=link.fallback.sum_bytes_per_s,
             totals=granter.totals(),
             last_reason=granter.last_reason,
+            shadow=None if link.shadow is None else link.shadow.status(),
         )
 
     def audit(self, now_ns: int) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 from proxyd.core.grants import LinkTotals
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.messages import DirectoryEntry
+from proxyd.core.shadow import ShadowStatus
 from proxyd.wire.envelope import TrafficClass
 
 
@@ -67,6 +68,8 @@ class LinkStatus:
     """Sum of what agents may send by themselves."""
     totals: LinkTotals
     last_reason: str
+    shadow: ShadowStatus | None = None
+    """In observe mode."""
 
     @property
     def granted_rate_bytes_per_s(self) -> int:
