@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
+from proxyd.core.values import value
 from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
@@ -17,7 +18,7 @@ from proxyd.wire.peer import Frame as ControlFrame
 # ----------------------------------------------------------------------------- coordinator machine
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ToAgent:
     """Send ``message`` on a session; consecutive ones for one session travel in one batch."""
 
@@ -38,7 +39,7 @@ CoordinatorEffect: TypeAlias = ToAgent | CloseSession
 # ----------------------------------------------------------------------------------- agent machine
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ToCoordinator:
     """Send ``message`` on the control session named by ``address``."""
 

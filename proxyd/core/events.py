@@ -12,6 +12,7 @@ from typing import TypeAlias
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.core.policy import Policy
+from proxyd.core.values import value
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
 
@@ -34,7 +35,7 @@ class SessionOpened:
     message: AgentMessage
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SessionMessage:
     """A message of an open session."""
 
@@ -263,7 +264,7 @@ class CoordinatorConnected:
     message: CoordinatorMessage
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CoordinatorSaid:
     """A message of a control session."""
 

@@ -21,6 +21,7 @@ import dataclasses
 from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.values import value
 from proxyd.wire.envelope import TrafficClass
 
 # ---------------------------------------------------------------------------- agent -> coordinator
@@ -55,7 +56,7 @@ class EndpointDown:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Request:
     """Ask for grants. ``wanted_bytes`` is the transfer's total so far (cumulative: re-sent chunks raise it), so a
     repeated request is harmless."""
@@ -95,7 +96,7 @@ class CancelRequest:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TransferDone:
     """Acknowledged end to end, or failed."""
 
@@ -108,7 +109,7 @@ class TransferDone:
     """Last minus first arrival at the receiver; 0 when unknown."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Report:
     """State of this agent's sending on one link; every max(5 ms, RTT/16) while it sends, and at each switch.
 
@@ -145,7 +146,7 @@ class Report:
     """Left, taken for lost by TCP, and not sent again yet: not in flight any more."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Echo:
     """Answer to a beat, at once: what the coordinator measures this agent's control round trip from."""
 
@@ -161,7 +162,7 @@ AgentMessage: TypeAlias = (
 # ---------------------------------------------------------------------------- coordinator -> agent
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LinkInfo:
     """What the coordinator knows of a link, and the sizes that follow from it."""
 
@@ -195,7 +196,7 @@ class Welcome:
     links: tuple[LinkInfo, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Queued:
     """Immediate answer to a Request: queued is not dead. ``starts_in_ns``: predicted start of its first slot."""
 
@@ -206,7 +207,7 @@ class Queued:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Grant:
     """Permission to send ``nbytes`` more of ``transfer`` at ``rate_bytes_per_s``, not before ``start_in_ns``, and to
     begin within ``ttl_ns``; what is unspent then is returned."""
@@ -227,7 +228,7 @@ class Grant:
     the null one. 0: granted to ``transfer``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Pace:
     """From now on everything that the agent holds on a link goes at this rate, whatever its grants say: the bottleneck
     changed, and waiting for the next grant would fill the gateway's queue meanwhile. Void under another epoch."""
@@ -245,7 +246,7 @@ class Denied:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Beat:
     """The coordinator lives; also hands out what the agent may send by itself when beats stop, and fresh link
     figures."""

@@ -14,8 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from google.protobuf.message import Message
-
 from proxyd.core import messages as core
 from proxyd.core.errors import ConfigError, InternalError, RemoteError
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
