@@ -1,7 +1,9 @@
 """Senders as fluids: they obey their grants exactly, and nothing is between them and the far end but delay.
 
 The cheapest thing that closes the control loop. The benchmark drives the coordinator with it, and tests use
-it to look at the policy alone: gaps and overlaps at hand-overs are then the policy's, not TCP's.
+it to look at the policy alone: gaps and overlaps at hand-overs are then the policy's, not TCP's. It is also what makes
+thousands of agents and hours affordable (:mod:`proxyd.sim.scale`): a report, a request and a grant are one event each,
+and a byte costs nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +11,25 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 from proxyd.core.coordinator import CoordinatorMachine
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import AgentHello, AgentMessage, CancelRequest, Grant, Report, Request, TransferDone
+from proxyd.core.messages import (
+    AgentHello,
+    AgentMessage,
+    Beat,
+    CancelRequest,
+    Echo,
+    Grant,
+    Pace,
+    Report,
+    Request,
+    TransferDone,
+)
 from proxyd.wire.envelope import TrafficClass
 
 NANOS = 1_000_000_000
@@ -59,9 +72,16 @@ class FluidSender:
         self.history: deque[tuple[int, int]] = deque([(0, 0)])
         """(time, left bytes): straight lines between."""
         self.sent: list[Sent] = []
+        self.keeps_sent = True
+        """Write ``sent`` down; off for long runs."""
+        self.unsent_bytes: dict[TransferId, int] = {}
+        """What has to leave of each transfer until it is over."""
+        self.over: list[tuple[TransferId, int]] = []
+        """Transfers of which the last byte has left, and when; whoever reads it clears it."""
         self.frozen = False
         """A stopped process: neither sends nor reports."""
         self.lead_said = True
+        self.reported: Report | None = None
         self.expired: dict[TransferId, None] = {}
         """Transfers whose grants ran out of time: to be asked for anew."""
         self._now_ns = 0
@@ -86,10 +106,17 @@ class FluidSender:
         )
         self.lead_said = False
 
+    def pace(self, rate_bytes_per_s: int, now_ns: int) -> None:
+        """The bottleneck changed: everything held goes at this rate."""
+        self.advance(now_ns)
+        for held in self.grants:
+            held.rate_bytes_per_s = rate_bytes_per_s
+
     def cancel(self, transfer: TransferId, now_ns: int) -> None:
         """Give a transfer up: unspent bytes go back."""
         self.advance(now_ns)
         self.wanted_bytes.pop(transfer, None)
+        self.unsent_bytes.pop(transfer, None)
         self.returned_bytes += sum(held.left_bytes for held in self.grants if held.transfer == transfer)
         self.grants = deque(held for held in self.grants if held.transfer != transfer)
 
@@ -116,8 +143,16 @@ class FluidSender:
                 self.history.append((at_ns, self.left_bytes))
             self.left_bytes += nbytes
             self.history.append((end_ns, self.left_bytes))
-            self.sent.append(Sent(str(self.name), at_ns, end_ns, rate))
+            if self.keeps_sent:
+                self.sent.append(Sent(str(self.name), at_ns, end_ns, rate))
             held.left_bytes -= nbytes
+            unsent = self.unsent_bytes.get(held.transfer)
+            if unsent is not None:
+                if unsent > nbytes:
+                    self.unsent_bytes[held.transfer] = unsent - nbytes
+                else:
+                    del self.unsent_bytes[held.transfer]
+                    self.over.append((held.transfer, end_ns))
             if not held.left_bytes:
                 self.grants.popleft()
             at_ns = end_ns
@@ -135,6 +170,14 @@ class FluidSender:
             return start
         end_ns, end = history[1]
         return start + (end - start) * (at_ns - start_ns) // (end_ns - start_ns)
+
+    def quiet_until_ns(self, now_ns: int) -> int:
+        """Until then its reports would all say the same: everything has left, and is on its way."""
+        history = self.history
+        if self.grants or self.expired or len(history) < 2:
+            return now_ns
+        flat = history[0][1] == history[1][1] or now_ns - self.rtt_ns < history[0][0]
+        return history[1 if history[0][1] == history[1][1] else 0][0] + self.rtt_ns if flat else now_ns
 
     @property
     def backlog_bytes(self) -> int:
@@ -174,7 +217,13 @@ class FluidSender:
 
 
 class FluidWorld:
-    """A coordinator machine and fluid senders, with control messages that take time."""
+    """A coordinator machine and fluid senders, with control messages that take time.
+
+    :param finishes: called with (session, transfer) when a transfer's last byte is acknowledged; the coordinator has
+        been told then. None: transfers end only by :meth:`done`.
+    :param echoes: senders answer beats, so that the coordinator measures their control round trip.
+    :param keeps_history: write grants and stretches of sending down; off for long runs.
+    """
 
     def __init__(
         self,
@@ -185,6 +234,9 @@ class FluidWorld:
         report_ns: int = 5_000_000,
         handle: Callable[[CoordinatorEvent, int], list[CoordinatorEffect]] | None = None,
         check: Callable[[int], None] | None = None,
+        finishes: Callable[[int, TransferId], None] | None = None,
+        echoes: bool = False,
+        keeps_history: bool = True,
     ) -> None:
         self.machine = machine
         self.senders = dict(enumerate(senders, 1))
@@ -194,19 +246,31 @@ class FluidWorld:
         self.now_ns = 0
         self.grants: list[tuple[int, int, Grant]] = []
         """(issue time, session, grant)."""
+        self.events = 0
+        """Handled by the machine."""
+        self.granted = 0
+        """Grants issued."""
         self._handle = handle or machine.handle
         self._check = check
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._finishes = finishes
+        self._echoes = echoes
+        self._keeps_history = keeps_history
+        self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
+        self._forth: deque[tuple[int, int, SessionMessage]] = deque()
+        """Messages on their way to the coordinator: all take as long, so they arrive in order."""
+        self._back: deque[tuple[int, int, int, Grant | Pace | Beat]] = deque()
+        self._traffic: dict[TransferId, tuple[str, TrafficClass]] = {}
         self._ticking: set[int] = set()
         self._sequences = dict.fromkeys(self.senders, 0)
         for session, sender in self.senders.items():
+            sender.keeps_sent = keeps_history
             self._deliver(SessionOpened(session, AgentHello(sender.name, session, f"10.0.0.{session}:7500")))
 
-    def at(self, time_ns: int, do: Callable[[], None]) -> None:
+    def at(self, time_ns: int, do: Callable[..., object], *args: Any) -> None:
         """Do something at a time."""
         self._order += 1
-        heappush(self._heap, (time_ns, self._order, do))
+        heappush(self._heap, (time_ns, self._order, do, args))
 
     def send(
         self, session: int, nbytes: int, traffic: TrafficClass = TrafficClass.PIPELINE, job: str = "job"
@@ -216,6 +280,9 @@ class FluidWorld:
         transfer = TransferId(session, self._sequences[session])
         sender = self.senders[session]
         sender.wanted_bytes[transfer] = nbytes
+        if self._finishes is not None:
+            sender.unsent_bytes[transfer] = nbytes
+        self._traffic[transfer] = (job, traffic)
         destination = AgentName(sender.link.dst_site, "gw")
         self._post(session, Request(transfer, sender.link, destination, job, traffic, nbytes))
         return transfer
@@ -223,6 +290,7 @@ class FluidWorld:
     def cancel(self, session: int, transfer: TransferId, reason: str = "test") -> None:
         """A sender gives a transfer up, now."""
         self.senders[session].cancel(transfer, self.now_ns)
+        self._traffic.pop(transfer, None)
         self._post(session, CancelRequest(transfer, reason))
         self._post(session, self.senders[session].report(self.now_ns))
 
@@ -230,6 +298,7 @@ class FluidWorld:
         """A transfer was acknowledged."""
         sender = self.senders[session]
         sender.wanted_bytes.pop(transfer, None)
+        self._traffic.pop(transfer, None)
         self._post(session, TransferDone(transfer, sender.link, traffic, nbytes, True, 0))
 
     def close(self, session: int) -> None:
@@ -239,39 +308,70 @@ class FluidWorld:
 
     def run(self, until_ns: int) -> None:
         """Let time pass."""
+        heap, forth, back, machine = self._heap, self._forth, self._back, self.machine
+        never_ns = until_ns + 1
         while True:
-            deadline_ns = self.machine.next_deadline_ns()
-            next_ns = min(self._heap[0][0] if self._heap else until_ns, until_ns)
-            if deadline_ns is not None and deadline_ns < next_ns:
+            # Whatever is due first; of what is due at once messages, in the order in which they were sent.
+            going_ns = forth[0][0] if forth else never_ns
+            coming_ns = back[0][0] if back else never_ns
+            due_ns = heap[0][0] if heap else never_ns
+            if coming_ns < due_ns:
+                due_ns = coming_ns
+            if going_ns < due_ns:
+                due_ns = going_ns
+            deadline_ns = machine.next_deadline_ns()
+            if deadline_ns is not None and deadline_ns < due_ns and deadline_ns < until_ns:
                 self.now_ns = max(self.now_ns, deadline_ns)
                 self._deliver(TimePassed())
                 continue
-            if not self._heap or self._heap[0][0] > until_ns:
+            if due_ns > until_ns:
                 self.now_ns = until_ns
                 return
-            self.now_ns, _, do = heappop(self._heap)
-            do()
+            if going_ns == due_ns and (coming_ns > due_ns or forth[0][1] < back[0][1]):
+                self.now_ns, _, event = forth.popleft()
+                self._deliver(event)
+            elif coming_ns == due_ns:
+                self.now_ns, _, session, message = back.popleft()
+                self._said(session, message)
+            else:
+                self.now_ns, _, do, args = heappop(heap)
+                do(*args)
 
     def _post(self, session: int, message: AgentMessage) -> None:
-        self.at(self.now_ns + self.control_ns, lambda: self._deliver(SessionMessage(session, message)))
+        self._order += 1
+        self._forth.append((self.now_ns + self.control_ns, self._order, SessionMessage(session, message)))
 
     def _deliver(self, event: CoordinatorEvent) -> None:
+        self.events += 1
         effects = self._handle(event, self.now_ns)
         if self._check is not None:
             self._check(self.now_ns)
         for effect in effects:
             match effect:
-                case ToAgent(session, Grant() as grant):
-                    self.grants.append((self.now_ns, session, grant))
-                    self.at(self.now_ns + self.control_ns, partial(self._granted, session, grant))
+                case ToAgent(session, message):
+                    if isinstance(message, Grant):
+                        self.granted += 1
+                        if self._keeps_history:
+                            self.grants.append((self.now_ns, session, message))
+                    elif not isinstance(message, Pace) and not (isinstance(message, Beat) and self._echoes):
+                        continue
+                    self._order += 1
+                    self._back.append((self.now_ns + self.control_ns, self._order, session, message))
                 case CloseSession(session, _):
                     self.senders[session].frozen = True
-                case _:
-                    pass
 
-    def _granted(self, session: int, grant: Grant) -> None:
+    def _said(self, session: int, message: Grant | Pace | Beat) -> None:
         sender = self.senders[session]
-        sender.grant(grant, self.now_ns)
+        match message:
+            case Grant():
+                sender.grant(message, self.now_ns)
+            case Pace(_, rate, _):
+                sender.pace(rate, self.now_ns)
+            case _:
+                if message.number and not sender.frozen:
+                    self._post(session, Echo(message.number, 0))
+                return
+        self._look(session, sender)
         self._plan_lead(session)
         if session not in self._ticking:
             self._ticking.add(session)
@@ -283,7 +383,7 @@ class FluidWorld:
             self._ticking.discard(session)
             return
         if sender.active(self.now_ns):
-            self.at(self.now_ns + self.report_ns, lambda: self._tick(session))
+            self.at(max(self.now_ns + self.report_ns, sender.quiet_until_ns(self.now_ns)), self._tick, session)
         else:
             self._ticking.discard(session)
 
@@ -292,12 +392,17 @@ class FluidWorld:
         sender.advance(self.now_ns)
         if sender.frozen:
             return False
+        self._look(session, sender)
         for transfer in sender.expired:
             wanted = sender.wanted_bytes.get(transfer, 0)
             destination = AgentName(sender.link.dst_site, "gw")
-            self._post(session, Request(transfer, sender.link, destination, "job", TrafficClass.PIPELINE, wanted))
+            job, traffic = self._traffic.get(transfer, ("job", TrafficClass.PIPELINE))
+            self._post(session, Request(transfer, sender.link, destination, job, traffic, wanted))
         sender.expired.clear()
-        self._post(session, sender.report(self.now_ns))
+        report = sender.report(self.now_ns)
+        if report != sender.reported:  # as the agent: what hasn't changed isn't said again
+            sender.reported = report
+            self._post(session, report)
         return True
 
     def _plan_lead(self, session: int) -> None:
@@ -305,7 +410,22 @@ class FluidWorld:
         if not sender.grants:
             return
         due_ns = max(self.now_ns, sender.leaves_ns(self.now_ns) - sender.grants[-1].lead_ns)
-        self.at(due_ns, lambda: self._lead(session))
+        self.at(due_ns, self._lead, session)
+
+    def _look(self, session: int, sender: FluidSender) -> None:
+        """Transfers whose last byte has left are acknowledged a round trip later."""
+        if sender.over:
+            for transfer, left_ns in sender.over:
+                self.at(left_ns + sender.rtt_ns, self._acknowledged, session, transfer)
+            sender.over.clear()
+
+    def _acknowledged(self, session: int, transfer: TransferId) -> None:
+        sender = self.senders[session]
+        nbytes = sender.wanted_bytes.get(transfer)
+        if nbytes is None or sender.frozen or self._finishes is None:
+            return
+        self.done(session, transfer, nbytes, self._traffic[transfer][1])
+        self._finishes(session, transfer)
 
     def _lead(self, session: int) -> None:
         sender = self.senders[session]
