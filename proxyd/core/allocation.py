@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.jobs import JobAccount
@@ -278,10 +279,10 @@ class ClassQueue:
         place = f"{format_size(behind)} behind its share" if behind >= 0 else f"{format_size(-behind)} ahead of it"
         return f"job {job.account.name}: weight {weight:g} of {self.weight:g}, {place}"
 
-    def by_tag(self) -> list[JobQueue]:
-        """All jobs that may send, lowest tag first: for a class that serves them side by side."""
+    def by_tag(self, most: int = 1 << 30) -> list[JobQueue]:
+        """The jobs that may send, lowest tag first, at most so many: for a class that serves them side by side."""
         self.current = None
-        jobs = list(self.others())
+        jobs = list(islice(self.others(), most))
         if jobs:
             self.virtual = max(self.virtual, jobs[0].tag)
         return jobs
@@ -311,12 +312,12 @@ class LinkQueue:
         "_most_idle",
         "_numbers",
         "_queues",
-        "_throttled",
         "classes",
         "floor_news",
         "floors",
         "heaviest",
         "policy",
+        "throttled",
     )
 
     def __init__(self) -> None:
@@ -334,7 +335,7 @@ class LinkQueue:
         """By job, then by class."""
         self._most_idle = MAX_IDLE_JOBS
         self._numbers = 0
-        self._throttled: list[tuple[int, int, str]] = []
+        self.throttled: list[tuple[int, int, str]] = []
         """(when its cap leaves enough again, number of the queue, job)."""
         self._ages: list[tuple[int, Waiting]] = []
         """Every waiting transfer by order."""
@@ -479,7 +480,7 @@ class LinkQueue:
             self._note(account)
             if account.throttled:
                 self._release(account)
-        self._throttled.clear()
+        self.throttled.clear()
         self.floor_news = True
         for traffic, queue in zip(CLASSES, self.classes, strict=True):
             queue.reweigh(queues[traffic] for queues in self._queues.values() if queues[traffic].count)
@@ -487,11 +488,11 @@ class LinkQueue:
     def throttle(self, account: JobAccount, ready_ns: int) -> None:
         """A job's cap is used up until then."""
         account.throttled = True
-        heappush(self._throttled, (ready_ns, self._queues[account.name][0].number, account.name))
+        heappush(self.throttled, (ready_ns, self._queues[account.name][0].number, account.name))
 
     def release(self, now_ns: int) -> None:
         """Put jobs back in the order whose caps leave enough again."""
-        throttled = self._throttled
+        throttled = self.throttled
         while throttled and throttled[0][0] <= now_ns:
             account = self._jobs.get(heappop(throttled)[2])
             if account is not None:
@@ -507,7 +508,7 @@ class LinkQueue:
     @property
     def release_ns(self) -> int | None:
         """When the next job's cap leaves enough again."""
-        return self._throttled[0][0] if self._throttled else None
+        return self.throttled[0][0] if self.throttled else None
 
     def _queue_of(self, name: str, traffic: TrafficClass) -> JobQueue:
         queues = self._queues.get(name)

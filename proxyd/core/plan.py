@@ -144,12 +144,15 @@ class Planner:
         """
         queue = self._queue
         self._now_ns, self._chunk_bytes, self._turn_bytes, self._far_ns = now_ns, chunk_bytes, turn_bytes, far_ns
-        if queue.release_ns is not None:
+        if queue.throttled:
             queue.release(now_ns)
         left = pace
         plan: list[Share] = []
         taken: set[int] = set()
-        turn = self._turn_of_the_oldest()
+        if self.turn is not None or self._credit_bytes >= turn_bytes:
+            turn = self._turn_of_the_oldest()
+        else:
+            turn = None  # nearly always: not worth a call
         if turn is not None:
             reason = f"longest waiter: {100 * self.fifo_share:g} % of the link is for those"
             left = self._add(turn, left, reason, plan, taken)
@@ -157,11 +160,12 @@ class Planner:
             account = self._owed()
             if account is not None:
                 left = self._fill(self._of_account(account), left, pace, self._floor_reason(account), plan, taken)
-        for traffic, members in zip(CLASSES, queue.classes, strict=True):
-            if left * LEAST_SHARE < pace:
-                break
+        for traffic in CLASSES:
+            members = queue.classes[traffic]
             if not members.count:
                 continue
+            if left * LEAST_SHARE < pace:
+                break
             if self._sharing[traffic] is Sharing.EQUAL:
                 most = max(1, left * in_flight_ns // NANOS // chunk_bytes)
                 left = self._all_at_once(members, traffic, left, most, plan, taken)
@@ -190,10 +194,10 @@ class Planner:
         lane = self._lanes[first.session]
         reason = f"{traffic.label}: {members.reason}" if members.reason else _FIRST[traffic]
         if first.session not in taken and self._now_ns >= lane.silent_until_ns and not lane.ceiling_bytes_per_s:
-            if not self._far(lane):
-                # The usual case, without a walk over the others.
-                return self._add(first, left, reason, plan, taken)
-            return self._together(members, traffic, left, plan, taken)
+            if 0 < self._far_ns < lane.control_rtt_ns:
+                return self._together(members, traffic, left, plan, taken)
+            # The usual case, without a walk over the others.
+            return self._add(first, left, reason, plan, taken)
         beside = reason if not plan else _BESIDE[traffic]
         return self._fill(self._in_turn(members, job), left, pace, beside, plan, taken, _BESIDE[traffic])
 
@@ -263,49 +267,79 @@ class Planner:
     def _all_at_once(
         self, members: ClassQueue, traffic: TrafficClass, left: int, most: int, plan: list[Share], taken: set[int]
     ) -> int:
-        groups: list[tuple[JobQueue, list[int]]] = []
-        for job in members.by_tag():
-            sessions = [
-                session
-                for session in job.sessions()
-                if session not in taken and self._now_ns >= self._lanes[session].silent_until_ns
-            ]
-            if sessions:
-                groups.append((job, sessions))
         # A lane that can't have one chunk in flight is none: more members than that take turns.
-        total = sum(len(sessions) for _, sessions in groups)
-        if total > most:
-            groups = _first_of_each(groups, most)
-            total = sum(len(sessions) for _, sessions in groups)
+        groups: list[tuple[JobQueue, list[Waiting]]] = []
+        for job in members.by_tag(most):
+            line: list[Waiting] = []
+            for waiting in job.in_order():
+                if self._can(waiting, taken):
+                    line.append(waiting)
+                    if len(line) >= most:
+                        break
+            if line:
+                groups.append((job, line))
         if not groups:
             return left
-        weights = [job.account.weight for job, _ in groups]
-        most_of_jobs = [
-            min(sum(self._lanes[s].ceiling_bytes_per_s or left for s in sessions), job.account.cap_bytes_per_s or left)
-            for job, sessions in groups
-        ]
-        job_rates = weighted_shares(left, weights, most_of_jobs)
-        lines: dict[int, Share] = {}
-        for (job, sessions), job_rate in zip(groups, job_rates, strict=True):
+        total = sum(len(line) for _, line in groups)
+        if total > most:
+            groups = _part_of_each(groups, most)
+            total = sum(len(line) for _, line in groups)
+        if len(groups) == 1:
+            ((job, line),) = groups
+            rate = min(left, job.account.cap_bytes_per_s or left)
             reason = f"{traffic.label}: {total} agents at once, at equal shares"
-            if len(groups) > 1:
-                reason = (
-                    f"{traffic.label}: {len(sessions)} of {total} agents at once, job {job.account.name}: weight "
-                    f"{job.account.weight:g} of {sum(weights):g}"
+            lines = {
+                waiting.session: Share(
+                    self._lanes[waiting.session], traffic, share, reason, waiting, self._limit(waiting)
                 )
-                if job_rate < int(left * job.account.weight / sum(weights)):
-                    members.lift(job, groups[-1][0].tag)
-            ceilings = [self._lanes[session].ceiling_bytes_per_s or left for session in sessions]
-            for session, rate in zip(sessions, fair_shares(job_rate, ceilings), strict=True):
-                if session in lines:
-                    lines[session].rate_bytes_per_s += rate  # an agent with several jobs: they share its lane by tag
-                elif (waiting := job.head(session)) is not None:
-                    lane = self._lanes[session]
-                    lines[session] = Share(lane, traffic, rate, reason, waiting, self._limit(waiting))
-        for session in sorted(lines):
-            plan.append(lines[session])
-            taken.add(session)
+                for waiting, share in zip(line, self._equal(rate, line), strict=True)
+            }
+        else:
+            lines = self._by_weight(members, groups, traffic, left, total)
+        plan.extend(lines.values())
+        taken.update(lines)
         return left - sum(share.rate_bytes_per_s for share in lines.values())
+
+    def _by_weight(
+        self,
+        members: ClassQueue,
+        groups: list[tuple[JobQueue, list[Waiting]]],
+        traffic: TrafficClass,
+        left: int,
+        total: int,
+    ) -> dict[int, Share]:
+        """All members of all jobs at once, by session."""
+        weights = [job.account.weight for job, _ in groups]
+        weight = sum(weights)
+        most_of_jobs = [min(self._ceiling_of(line, left), job.account.cap_bytes_per_s or left) for job, line in groups]
+        lines: dict[int, Share] = {}
+        job_rates = weighted_shares(left, weights, most_of_jobs)
+        for (job, line), job_rate in zip(groups, job_rates, strict=True):
+            account = job.account
+            if job_rate < int(left * account.weight / weight):
+                members.lift(job, groups[-1][0].tag)
+            reason = (
+                f"{traffic.label}: {len(line)} of {total} agents at once, "
+                f"job {account.name}: weight {account.weight:g} of {weight:g}"
+            )
+            for waiting, rate in zip(line, self._equal(job_rate, line), strict=True):
+                present = lines.get(waiting.session)
+                if present is not None:
+                    present.rate_bytes_per_s += rate  # an agent with several jobs: they share its lane by their tags
+                else:
+                    lane = self._lanes[waiting.session]
+                    lines[waiting.session] = Share(lane, traffic, rate, reason, waiting, self._limit(waiting))
+        return lines
+
+    def _equal(self, rate: int, line: list[Waiting]) -> list[int]:
+        """Equal shares, none above what its agent has shown that it can send."""
+        ceilings = [self._lanes[waiting.session].ceiling_bytes_per_s for waiting in line]
+        if not any(ceilings):
+            return [rate // len(line)] * len(line)
+        return fair_shares(rate, [ceiling or rate for ceiling in ceilings])
+
+    def _ceiling_of(self, line: list[Waiting], left: int) -> int:
+        return sum(self._lanes[waiting.session].ceiling_bytes_per_s or left for waiting in line)
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -319,15 +353,14 @@ class Planner:
             reason += (
                 f"; wanted in {format_duration(left_ns)}" if left_ns > 0 else f"; {format_duration(-left_ns)} late"
             )
-        plan.append(Share(lane, waiting.traffic, rate, reason, waiting, self._limit(waiting)))
+        home = waiting.home
+        limit = 0 if home is None or not home.account.cap_bytes_per_s else self._limit(waiting)
+        plan.append(Share(lane, waiting.traffic, rate, reason, waiting, limit))
         taken.add(waiting.session)
         return left - rate
 
     def _can(self, waiting: Waiting, taken: set[int]) -> bool:
         return waiting.session not in taken and self._now_ns >= self._lanes[waiting.session].silent_until_ns
-
-    def _far(self, lane: Lane) -> bool:
-        return 0 < self._far_ns < lane.control_rtt_ns
 
     def _limit(self, waiting: Waiting) -> int:
         """What its job's cap leaves; 0: it has none."""
@@ -392,17 +425,15 @@ class Planner:
         return not self.held_back(waiting) and self._now_ns >= self._lanes[waiting.session].silent_until_ns
 
 
-def _first_of_each(groups: list[tuple[JobQueue, list[int]]], most: int) -> list[tuple[JobQueue, list[int]]]:
-    """At most ``most`` sessions in all: of each job its share of them by weight, those first in line."""
+def _part_of_each(groups: list[tuple[JobQueue, list[Waiting]]], most: int) -> list[tuple[JobQueue, list[Waiting]]]:
+    """At most ``most`` members in all: of each job its part of them by weight, and one at least while there is room."""
     weight = sum(job.account.weight for job, _ in groups)
-    chosen: list[tuple[JobQueue, list[int]]] = []
+    chosen: list[tuple[JobQueue, list[Waiting]]] = []
     left = most
-    for job, sessions in groups:
-        number = min(left, len(sessions), max(1, int(most * job.account.weight / weight)))
-        firsts = [waiting for session in sessions if (waiting := job.head(session)) is not None]
-        firsts.sort(key=lambda waiting: (waiting.due_ns, waiting.order))
+    for job, line in groups:
+        number = min(left, len(line), max(1, int(most * job.account.weight / weight)))
         if number:
-            chosen.append((job, sorted(waiting.session for waiting in firsts[:number])))
+            chosen.append((job, line[:number]))
         left -= number
     return chosen
 
