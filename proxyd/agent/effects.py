@@ -93,6 +93,8 @@ class Effects:
             case ef.TellSendDone():
                 hub.tell_send_done(effect)
             case ef.TellSendFailed():
+                for link in self.peers.values():
+                    link.keep(effect.transfer)
                 hub.tell_send_failed(effect)
             case ef.TellPeerHere():
                 hub.tell_peer_here(effect)

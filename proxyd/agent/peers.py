@@ -131,6 +131,11 @@ class PeerLink:
             if not stream.is_waiting:
                 break  # it took all there was
 
+    def keep(self, transfer: TransferId) -> None:
+        """See :meth:`SendStream.keep`."""
+        for stream in self._streams:
+            stream.keep(transfer)
+
     def _share_pace(self) -> None:
         if self._streams:
             share = 0

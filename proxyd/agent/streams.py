@@ -62,6 +62,7 @@ class SendStream:
         self.ledger = StreamLedger()
         self._head = b""
         self._payload = memoryview(b"")
+        self._transfer: TransferId | None = None
         self._waiting = False
         self._open = True
         self._pace: int | None = None
@@ -138,8 +139,15 @@ class SendStream:
             checksum = xxhash.xxh3_64_intdigest(payload)
             self._head = wire.encode_data_header(chunk.transfer, chunk.offset, chunk.length, checksum)
         self._payload = payload
+        self._transfer = chunk.transfer
         self.ledger.begin(wire.HEADER_BYTES, len(payload), granted=chunk.granted)
         return True
+
+    def keep(self, transfer: TransferId) -> None:
+        """A message ended while a chunk of it may be half written, and its block is its trainer's again: write the rest
+        from a copy. Else the receiver, where the news of the end may come after the chunk, would see damage."""
+        if self._payload and self._transfer == transfer:
+            self._payload = memoryview(bytes(self._payload))
 
     def _wait(self, waiting: bool) -> None:
         if waiting != self._waiting and self._open:

@@ -211,6 +211,28 @@ def test_chunks_for_nobody_are_drained_and_the_stream_stays_in_step() -> None:
     play(body)
 
 
+def test_a_block_that_its_trainer_has_back_is_written_from_a_copy() -> None:
+    async def body() -> None:
+        rig = Rig(streams=1, nbytes=600 * CHUNK)
+        before, rig.data = rig.data, bytearray(rig.data)  # type: ignore[assignment]
+        await rig.connect()
+        rig.link.send(rig.transfer, OFFER)
+        rig.link.pump()  # until the socket is full, in the middle of a chunk
+        assert rig.chunks
+        rig.link.keep(rig.transfer)
+        rig.chunks.clear()
+        rig.data[:] = bytes(len(before))  # type: ignore[index]
+        stream = rig.link._streams[0]
+        await poll(lambda: not stream.is_waiting)
+        await asyncio.sleep(0.05)
+        arrived = rig.receiver.of(ChunkArrived)
+        assert arrived
+        assert all(event.good for event in arrived)  # type: ignore[attr-defined]
+        await rig.close()
+
+    play(body)
+
+
 def test_padding_is_drained_counts_as_granted_and_says_nothing() -> None:
     async def body() -> None:
         rig = Rig(streams=1, nbytes=4 * CHUNK)
