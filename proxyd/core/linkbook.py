@@ -29,6 +29,9 @@ SECOND_LOOK_NS = 100_000_000
 FALLBACK_SLICE_NS = 20_000_000
 """Length of a self-issued slot: the same as a granted one."""
 NANOS = 1_000_000_000
+SLOWER = 2
+"""A grant that was begun ends when its bytes could have left twice at its pace: the coordinator, too, then takes it for
+lost."""
 UNSCHEDULED_SHARE = 20
 """Small messages may use one byte in this many of a link without asking."""
 UNSCHEDULED_BURST_NS = 250_000_000
@@ -46,8 +49,13 @@ class HeldGrant:
     rate_bytes_per_s: int
     start_ns: int
     expires_ns: int
+    """To be begun by then, or given back."""
     lead_ns: int
+    send_ns: int = 0
+    """How long its bytes take at its rate."""
     fallback: bool = False
+    spent: bool = False
+    """Some of it was: the rest may take longer than the pace would, where TCP is slower."""
     begun: bool = False
     """Its start time has passed, and that of all before it."""
     announcement: int = 0
@@ -223,14 +231,19 @@ class LinkBook:
             self.report_due_ns = now_ns
             return
         start_ns = now_ns + grant.start_in_ns
-        expires_ns = start_ns + grant.ttl_ns
+        send_ns = nbytes * NANOS // max(1, grant.rate_bytes_per_s)
+        # What is held already goes before it: that it waits for this is no reason to give it back. The coordinator
+        # counts in the same way.
+        before_ns = self.backlog_bytes() * NANOS // max(1, grant.rate_bytes_per_s)
+        expires_ns = max(start_ns, now_ns + before_ns) + grant.ttl_ns
         tail = self.grants[-1] if self.grants else None
         same = tail is not None and (tail.transfer, tail.announcement) == (grant.transfer, grant.announcement)
         if tail is not None and same and not tail.fallback and start_ns <= now_ns:
             # The same sender's next slot, issued ahead: one longer grant at the newest rate.
             tail.left_bytes += nbytes
             tail.rate_bytes_per_s = grant.rate_bytes_per_s
-            tail.expires_ns = expires_ns
+            tail.send_ns += send_ns
+            tail.expires_ns = expires_ns + (SLOWER * tail.send_ns if tail.spent else 0)
             tail.lead_ns = grant.lead_ns
         else:
             self.grants.append(
@@ -241,6 +254,7 @@ class LinkBook:
                     start_ns,
                     expires_ns,
                     grant.lead_ns,
+                    send_ns,
                     announcement=grant.announcement,
                 )
             )
@@ -354,6 +368,9 @@ class LinkBook:
     def spend(self, held: HeldGrant, peer: AgentName, nbytes: int, *, padding: bool = False) -> None:
         """A chunk is handed to a stream under ``held``."""
         held.left_bytes -= nbytes
+        if not held.spent:
+            held.spent = True
+            held.expires_ns += SLOWER * held.send_ns
         self._spent_rate_bytes_per_s = held.rate_bytes_per_s
         self.turn = peer
         self._other_bytes += nbytes
