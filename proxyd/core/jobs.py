@@ -3,7 +3,7 @@
 **Weights** are start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing", SIGCOMM 1996): in each traffic
 class a job has a *tag*, the bytes that it was granted divided by its weight, and the lowest tag is served next. A job
 that comes (back) starts at the class's virtual time, so that nobody saves up while idle; one that can't use what it is
-offered is lifted to the tag of the next one, so that nobody saves up while held back either.
+offered is never more than some turns behind the next one, so that nobody saves up while held back either.
 
 **Floors** are token buckets that fill while the job has something to send. What is served from them isn't charged to
 the tag: weights split what floors leave.

@@ -47,6 +47,8 @@ MOST_TOGETHER = 4
 FAR_NS = SLOT_NS // 4
 """A quarter slot. Slots that are shorter because a buffer is shallow don't make near agents far: the lead time knows
 the buffer."""
+MOST_BEHIND = 4
+"""Turns that a job can be behind those that are served beside it."""
 LEAST_QUANTUM = 4
 """A light job's turn is shorter than a heavy one's, but not by more than this: hand-overs would eat it."""
 
@@ -204,12 +206,14 @@ class Planner:
     def _in_turn(self, members: ClassQueue, first: JobQueue) -> Iterator[Waiting]:
         """The first in line of each session of each job, in the order of turns.
 
-        Whoever looks at the next job does so because this one can't use all it is offered: it is owed nothing.
+        Whoever looks at the next job does so because this one can't use all it is offered. Where that is less than its
+        share it would fall behind for ever: it is owed some turns, and no more.
         """
         yield from first.in_order()
         previous = first
         for job in members.others():
-            members.lift(previous, job.tag)
+            turn = max(self._turn_bytes / self._queue.heaviest, self._quantum(job) / job.account.weight)
+            members.lift(previous, job.tag - MOST_BEHIND * turn)
             yield from job.in_order()
             previous = job
 

@@ -161,6 +161,22 @@ def test_a_job_that_cannot_use_its_share_leaves_it_and_claims_nothing_back() -> 
     assert sum(rates.values()) > 0.88 * PAYLOAD
 
 
+@pytest.mark.parametrize("weight", [3, 20])
+def test_weights_hold_where_no_single_sender_fills_the_link(weight: int) -> None:
+    """Each can send at 60 % of the rate: the next in line always gets something beside the one whose turn it is."""
+    world = World(Policy({"x": JobPolicy(weight)}), {"x": 2, "y": 1})
+    for sender in world.world.senders.values():
+        sender.limit_bytes_per_s = RATE * 6 // 10
+    for session in world.world.senders:
+        world.send(session, 8 << 30, TrafficClass.BULK)
+    fluid = world.world
+    fluid.run(fluid.now_ns + 3 * SECOND)
+    before = {session: sender.left_bytes for session, sender in fluid.senders.items()}
+    fluid.run(fluid.now_ns + 20 * SECOND)
+    x1, x2, y = (sender.left_bytes - before[session] for session, sender in fluid.senders.items())
+    assert x1 + x2 == pytest.approx((x1 + x2 + y) * weight / (weight + 1), rel=0.05)
+
+
 @pytest.mark.parametrize("urgent", ["class", "deadline", "job"])
 def test_small_urgent_messages_pass_a_saturating_bulk_job_at_the_next_slot(urgent: str) -> None:
     """p99 of a 256 KiB message under a backlogged bulk job: at most 2 round trips and one slot."""
