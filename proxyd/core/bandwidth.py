@@ -82,10 +82,10 @@ LEAST_WINDOW_NS = 20_000_000
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
-DRAIN_LEAST = 0.2
+DRAIN_LEAST = 0.1
 FILL_MOST = 1.25
 """The pace stays within these multiples of the estimate."""
-STARTUP_GAIN = 2.0
+STARTUP_GAIN = 1.5
 PLATEAU = 1.25
 PLATEAU_ROUNDS = 3
 """Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""

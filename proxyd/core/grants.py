@@ -120,7 +120,7 @@ class LinkGranter:
             -lane.arrived_bytes,
             -account.left_bytes,
             -account.retransmits,
-            lane.reported_ns,
+            lane.counted_ns,
             window_limited=report.limited,
             control_rtt_ns=lane.control_rtt_ns,
             senders=0,
@@ -129,6 +129,8 @@ class LinkGranter:
         flow.delivered_bytes += lane.arrived_bytes
         flow.sent_bytes += account.left_bytes
         flow.retransmits += account.retransmits
+        if flow.delivered_bytes or flow.sent_bytes:
+            lane.counted_ns = now_ns
         flow.demand = self.queue.count > 0
         for other in self._active.values():
             if not other.ended:
@@ -312,34 +314,32 @@ class LinkGranter:
         """Issue what can be issued now: (session, message) pairs, in order."""
         self._expire(now_ns)
         issued: list[tuple[int, Grant | Pace]] = []
-        if self.settings.live or self._limit_changed:
-            self._limit_changed = False
-            self._repace(now_ns, issued)
         while self._round(now_ns, issued):
             pass
+        if not self.queue.count and (self.settings.live or self._limit_changed):
+            self._repace([], now_ns, issued)
+        self._limit_changed = False
         return issued
 
-    def _repace(self, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
-        """Tell whoever holds grants its part of a pace that has changed."""
+    def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+        """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
         pace = self.pace_bytes_per_s(now_ns)
         for lane in self._active.values():
             then = lane.pace_then_bytes_per_s
-            if not then or lane.ended:
-                continue
-            rate, ceiling = lane.rate_bytes_per_s * pace // then, lane.ceiling_bytes_per_s
-            if 0 < ceiling < rate:
-                rate = ceiling
-            told = lane.rate_bytes_per_s
-            if (rate - told) * REPACE_UP <= told and (told - rate) * REPACE_DOWN <= told:
+            if not then or lane.ended or lane in planned:
                 continue
             if lane.account.outstanding_bytes <= 0:
                 lane.pace_then_bytes_per_s = 0
                 continue
-            self._tell_pace(lane, max(1, rate), pace, now_ns, issued)
+            rate, ceiling = lane.rate_bytes_per_s * pace // then, lane.ceiling_bytes_per_s
+            self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, pace, now_ns, issued)
 
     def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
-        lane.repace(rate, pace, now_ns)
-        issued.append((lane.session, Pace(self.link, rate, self.epoch)))
+        """Tell a lane its rate, if that has changed by enough to be worth it."""
+        told, rate = lane.rate_bytes_per_s, max(1, rate)
+        if (rate - told) * REPACE_UP > told or (told - rate) * REPACE_DOWN > told:
+            lane.repace(rate, pace, now_ns)
+            issued.append((lane.session, Pace(self.link, rate, self.epoch)))
 
     def _lead_ns(self, lane: Lane) -> int:
         """How long before its last byte leaves a lane passes its share on."""
@@ -367,16 +367,22 @@ class LinkGranter:
             if lane.out_of_turn and not lane.leaving:
                 fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + lane.control_rtt_ns
                 lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, self.sizes.half_buffer_bytes)
+        if self.settings.live or self._limit_changed:
+            self._repace(planned, now_ns, issued)
         self._resize(plan)
         front: set[Waiting] = set()
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
             lane = share.lane
-            if self.settings.live and rate and start_ns <= now_ns and lane in busy and not lane.leaving:
-                # Its part of the link has changed: also for what it holds.
-                told = lane.rate_bytes_per_s
-                if (rate - told) * REPACE_UP > told or (told - rate) * REPACE_DOWN > told:
-                    self._tell_pace(lane, rate, pace, now_ns, issued)
+            if (
+                (self.settings.live or self._limit_changed)
+                and rate
+                and start_ns <= now_ns
+                and lane in busy
+                and not lane.leaving
+            ):
+                # Its part of the link may have changed: also for what it holds.
+                self._tell_pace(lane, rate, pace, now_ns, issued)
             if rate and self._issue(share, rate, start_ns, now_ns, issued):
                 return True
             if rate and share.lane not in busy:

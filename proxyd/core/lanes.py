@@ -53,6 +53,7 @@ class Lane:
         "arrived_bytes",
         "ceiling_sticks",
         "control_rtt_ns",
+        "counted_ns",
         "ended",
         "leaves_ns",
         "leaving",
@@ -91,6 +92,8 @@ class Lane:
         self.leaves_ns = 0
         """When its last granted byte leaves, as predicted."""
         self.reported_ns = 0
+        self.counted_ns = 0
+        """When its counts last changed: reports between two readings of the kernel repeat the earlier one's."""
         self.arrived_bytes = 0
         """Delivered, in order or behind a hole."""
         self.lost_bytes = 0
