@@ -34,14 +34,15 @@ def main() -> int:
 
 def describe(result: Result, took_s: float) -> str:
     """One line."""
-    ideal_ns = max(1, result.ideal_cct_ns)
+    ideal_ns = result.ideal_cct_ns
     mean_ns = sum(result.fct_ns) / max(1, len(result.fct_ns))
     p99_ns = result.percentile_ns(0.99)
     parts = (
         f"{result.scenario} seed {result.seed}: {result.delivered}/{result.messages} delivered",
         f"{result.failed} failed, {result.cancelled} cancelled",
-        f"FCT mean {mean_ns / 1e9:.3f} s ({mean_ns / ideal_ns:.2f} x ideal CCT)",
-        f"p99 {p99_ns / 1e9:.3f} s ({p99_ns / ideal_ns:.2f} x)",
+        f"FCT mean {mean_ns / 1e9:.3f} s" + (f" ({mean_ns / ideal_ns:.2f} x ideal CCT)" if ideal_ns else ""),
+        f"p99 {p99_ns / 1e9:.3f} s" + (f" ({p99_ns / ideal_ns:.2f} x)" if ideal_ns else ""),
+        *([f"{result.utilisation:.1%} of the link used"] if result.utilisation else []),
         f"{result.drops} drops, queue {result.peak_queue_bytes / 1000:.0f} kB, fallback {result.fallback_bytes} bytes",
         f"{result.simulated_ns / 1e9:.1f} s, {result.events} events in {took_s:.2f} s",
     )

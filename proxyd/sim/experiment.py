@@ -76,6 +76,8 @@ class LinkExperiment:
     control_rtt_ns: int = 1_000_000
     mtu_bytes: int = 1500
     slow_start_after_idle: bool = False
+    bursts: int = 0
+    """Of the burst workload: so many, then the run is over when all have arrived; 0: until the end of its time."""
     check: bool = False
     """Look at the coordinator's invariants after each of its events."""
 
@@ -254,7 +256,7 @@ class LinkRun:
     def result(self) -> LinkResult:
         """Run it to its end."""
         clock, link, experiment = self.world.clock, self.link, self.experiment
-        clock.run(self._end_ns)
+        clock.run(self._end_ns, done=self._over if experiment.bursts else None)
         before, after = self._counts[0], link.counts()
         warm_ns = experiment.warm_up_ns
         errors = sorted(
@@ -279,6 +281,11 @@ class LinkRun:
             step=self._after_step() if experiment.step_ns else {},
             series=self.series,
         )
+
+    def _over(self) -> bool:
+        if self.world.clock.now_ns <= self._from_ns or any(workload.pending for workload in self.workloads):
+            return False
+        return all(fate.settled for fate in self.world.fates.values())
 
     def _after_step(self) -> dict[str, float | None]:
         experiment, rtt_ns = self.experiment, self.experiment.rtt_ns
@@ -368,7 +375,18 @@ def _workloads(experiment: LinkExperiment, world: World, pairs: list[Pair], end_
         case "backlog":
             return [Backlog(world, pairs, nbytes, experiment.traffic, depth=_depth(experiment), until_ns=end_ns)]
         case "burst":
-            return [Rounds(world, pairs, nbytes, experiment.traffic, gap_ns=350_000_000, until_ns=end_ns)]
+            until_ns = 0 if experiment.bursts else end_ns
+            return [
+                Rounds(
+                    world,
+                    pairs,
+                    nbytes,
+                    experiment.traffic,
+                    gap_ns=350_000_000,
+                    times=experiment.bursts,
+                    until_ns=until_ns,
+                )
+            ]
         case "pipeline":
             # Both directions busy three quarters of the time, if each pair had nobody beside it.
             compute_ns = len(pairs) * nbytes * NANOS // experiment.rate_bytes_per_s
