@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, RemoteError
@@ -13,6 +13,7 @@ from proxyd.core.units import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     import grpc
+    from rich.console import Console
 
     from proxyd.v1 import admin_pb2, coordination_pb2
 
@@ -144,6 +145,8 @@ def print_status(status: admin_pb2.StatusResponse) -> None:
                 f"  {item.transfer.incarnation:016x}-{item.transfer.sequence} of {_agent(item.agent)} waits "
                 f"{format_duration(item.waited_ns)}: {item.reason}"
             )
+    if any(link.observe for link in status.links):
+        print_shadow(console, status.links)
     agents = Table("agent", "data address", "endpoints", "transfers", "heard", box=None)
     for agent in status.agents:
         agents.add_row(
@@ -154,3 +157,53 @@ def print_status(status: admin_pb2.StatusResponse) -> None:
             f"{format_duration(agent.heard_ago_ns)} ago",
         )
     console.print(agents if status.agents else "no agents")
+
+
+def print_shadow(console: Console, links: Iterable[admin_pb2.LinkStatus]) -> None:
+    """Links in observe mode: how it is, and how it would have been under grants."""
+    from rich.table import Table
+
+    table = Table("observed", "class", "transfers", "now: mean", "p50", "p99", box=None)
+    for name in ("granted: mean", "p50", "p99", "change of mean", "of p99", "would wait"):
+        table.add_column(name)
+    for link in links:
+        name = f"{link.link.src_site}->{link.link.dst_site}"
+        for one in link.shadow.classes:
+            real, shadow = one.real, one.shadow
+            table.add_row(
+                name,
+                traffic_label(one.traffic),
+                str(real.count),
+                *(format_duration(ns) for ns in (real.mean_ns, real.p50_ns, real.p99_ns)),
+                *(format_duration(ns) for ns in (shadow.mean_ns, shadow.p50_ns, shadow.p99_ns)),
+                _change(real.mean_ns, shadow.mean_ns),
+                _change(real.p99_ns, shadow.p99_ns),
+                format_duration(one.wait.mean_ns),
+            )
+    console.print(table if table.row_count else "observed links: no transfer has ended both ways yet")
+    for link in links:
+        if not link.observe:
+            continue
+        found = link.shadow
+        now, granted = (format_duration(queue.p99_ns) for queue in (found.real_queue, found.shadow_queue))
+        console.print(
+            f"  {link.link.src_site}->{link.link.dst_site}: queue p99 now {now}, under grants {granted}; "
+            f"{link.totals.retransmits} segments sent again; {found.open_transfers} transfers under way"
+        )
+        if found.abandoned:
+            console.print(
+                f"  the shadow lost {found.abandoned} transfers: the link carries more than the coordinator believes; "
+                "its capacity is configured too low"
+            )
+
+
+def traffic_label(traffic: int) -> str:
+    """A traffic class of the wire as people write it."""
+    from proxyd.v1 import coordination_pb2
+
+    name = coordination_pb2.TrafficClass.Name(cast("coordination_pb2.TrafficClass.ValueType", traffic))
+    return name.removeprefix("TRAFFIC_CLASS_").lower()
+
+
+def _change(before_ns: int, after_ns: int) -> str:
+    return f"{100 * (after_ns - before_ns) / before_ns:+.0f} %" if before_ns else "-"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.shadow_metrics import shadow_families
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.runtime.metrics import MetricFamily, build_info, counter, gauge
 
@@ -99,4 +100,5 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
             for source in SOURCES
         ],
     )
+    yield from shadow_families(status.links)
     yield from observer.families()

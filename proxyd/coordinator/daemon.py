@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -49,10 +50,14 @@ def machine_config(config: Config) -> CoordinatorConfig:
     return CoordinatorConfig(
         name=section.name,
         owns=section.owns,
-        links=tuple(link.settings for link in config.links),
+        links=tuple(
+            dataclasses.replace(link.settings, observe=(link.mode or section.mode) == "observe")
+            for link in config.links
+        ),
         beat_ns=section.beat_ns,
         lease_ns=section.lease_ns,
         control_rtt_ns=section.rtt_control_ns,
+        observe=section.mode == "observe",
     )
 
 

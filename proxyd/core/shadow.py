@@ -64,6 +64,13 @@ class Distribution:
         self.sum_ns += duration_ns
         self.most_ns = max(self.most_ns, duration_ns)
 
+    def merge(self, other: Distribution) -> None:
+        """Add what another one counted."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.count += other.count
+        self.sum_ns += other.sum_ns
+        self.most_ns = max(self.most_ns, other.most_ns)
+
     @property
     def mean_ns(self) -> int:
         """0 without any."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.policy import Policy
+from proxyd.core.shadow import Distribution, ShadowStatus
 from proxyd.runtime.translate import TranslateError
 from proxyd.v1 import admin_pb2, coordination_pb2
 from proxyd.wire.envelope import TrafficClass
@@ -161,6 +162,39 @@ def link_status(link: LinkStatus) -> admin_pb2.LinkStatus:
             )
             for item in link.transfers
         ],
+        observe=link.shadow is not None,
+        shadow=_shadow(link.shadow),
+    )
+
+
+def _shadow(found: ShadowStatus | None) -> admin_pb2.ShadowStatus | None:
+    if found is None:
+        return None
+    return admin_pb2.ShadowStatus(
+        classes=[
+            admin_pb2.ShadowClass(
+                traffic=_traffic(one.traffic),
+                real=_spread(one.real),
+                shadow=_spread(one.shadow),
+                wait=_spread(one.wait),
+            )
+            for one in found.classes
+        ],
+        real_queue=_spread(found.real_queue),
+        shadow_queue=_spread(found.shadow_queue),
+        open_transfers=found.open,
+        behind_transfers=found.behind,
+        abandoned=found.abandoned,
+    )
+
+
+def _spread(found: Distribution) -> admin_pb2.Spread:
+    return admin_pb2.Spread(
+        count=found.count,
+        mean_ns=found.mean_ns,
+        p50_ns=found.percentile_ns(0.5),
+        p99_ns=found.percentile_ns(0.99),
+        most_ns=found.most_ns,
     )
 
 

@@ -212,6 +212,8 @@ class LinkStatus(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    OBSERVE_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """"configured", "default", "estimated"."""
     pace_bytes_per_s: _builtins.int
@@ -231,6 +233,8 @@ class LinkStatus(_message.Message):
     fallback_bytes_per_s: _builtins.int
     """Sum of what agents may send by themselves when this coordinator falls silent."""
     last_reason: _builtins.str
+    observe: _builtins.bool
+    """Agents send at once; see shadow."""
     @_builtins.property
     def link(self) -> _coordination_pb2.LinkName: ...
     @_builtins.property
@@ -241,6 +245,8 @@ class LinkStatus(_message.Message):
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingStatus]:
         """The first in line."""
 
+    @_builtins.property
+    def shadow(self) -> Global___ShadowStatus: ...
     def __init__(
         self,
         *,
@@ -264,14 +270,124 @@ class LinkStatus(_message.Message):
         totals: Global___LinkTotals | None = ...,
         lanes: _abc.Iterable[Global___LaneStatus] | None = ...,
         waiting: _abc.Iterable[Global___WaitingStatus] | None = ...,
+        observe: _builtins.bool = ...,
+        shadow: Global___ShadowStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "shadow", b"shadow", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck_bytes_per_s", b"bottleneck_bytes_per_s", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "fallback_bytes_per_s", b"fallback_bytes_per_s", "granted_rate_bytes_per_s", b"granted_rate_bytes_per_s", "lanes", b"lanes", "last_reason", b"last_reason", "link", b"link", "outstanding_bytes", b"outstanding_bytes", "pace_bytes_per_s", b"pace_bytes_per_s", "queue_ns", b"queue_ns", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "totals", b"totals", "waiting", b"waiting", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck_bytes_per_s", b"bottleneck_bytes_per_s", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "fallback_bytes_per_s", b"fallback_bytes_per_s", "granted_rate_bytes_per_s", b"granted_rate_bytes_per_s", "lanes", b"lanes", "last_reason", b"last_reason", "link", b"link", "observe", b"observe", "outstanding_bytes", b"outstanding_bytes", "pace_bytes_per_s", b"pace_bytes_per_s", "queue_ns", b"queue_ns", "rtt_ns", b"rtt_ns", "shadow", b"shadow", "slot_bytes", b"slot_bytes", "source", b"source", "totals", b"totals", "waiting", b"waiting", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
+
+@_typing.final
+class ShadowStatus(_message.Message):
+    """What shadow mode found since the coordinator began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    REAL_QUEUE_FIELD_NUMBER: _builtins.int
+    SHADOW_QUEUE_FIELD_NUMBER: _builtins.int
+    OPEN_TRANSFERS_FIELD_NUMBER: _builtins.int
+    BEHIND_TRANSFERS_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
+    open_transfers: _builtins.int
+    behind_transfers: _builtins.int
+    """Ended in reality and not in the shadow."""
+    abandoned: _builtins.int
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowClass]: ...
+    @_builtins.property
+    def real_queue(self) -> Global___Spread:
+        """Queueing delay in front of the link: as it is, and as it would have been."""
+
+    @_builtins.property
+    def shadow_queue(self) -> Global___Spread: ...
+    def __init__(
+        self,
+        *,
+        classes: _abc.Iterable[Global___ShadowClass] | None = ...,
+        real_queue: Global___Spread | None = ...,
+        shadow_queue: Global___Spread | None = ...,
+        open_transfers: _builtins.int = ...,
+        behind_transfers: _builtins.int = ...,
+        abandoned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["real_queue", b"real_queue", "shadow_queue", b"shadow_queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "behind_transfers", b"behind_transfers", "classes", b"classes", "open_transfers", b"open_transfers", "real_queue", b"real_queue", "shadow_queue", b"shadow_queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowStatus: _TypeAlias = ShadowStatus  # noqa: Y015
+
+@_typing.final
+class ShadowClass(_message.Message):
+    """Completion times of one traffic class, from request to end: as they are, and as they would have been under grants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    REAL_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    traffic: _coordination_pb2.TrafficClass.ValueType
+    @_builtins.property
+    def real(self) -> Global___Spread: ...
+    @_builtins.property
+    def shadow(self) -> Global___Spread: ...
+    @_builtins.property
+    def wait(self) -> Global___Spread:
+        """Until the first granted byte would have left."""
+
+    def __init__(
+        self,
+        *,
+        traffic: _coordination_pb2.TrafficClass.ValueType = ...,
+        real: Global___Spread | None = ...,
+        shadow: Global___Spread | None = ...,
+        wait: Global___Spread | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["real", b"real", "shadow", b"shadow", "wait", b"wait"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["real", b"real", "shadow", b"shadow", "traffic", b"traffic", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowClass: _TypeAlias = ShadowClass  # noqa: Y015
+
+@_typing.final
+class Spread(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    MEAN_NS_FIELD_NUMBER: _builtins.int
+    P50_NS_FIELD_NUMBER: _builtins.int
+    P99_NS_FIELD_NUMBER: _builtins.int
+    MOST_NS_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    mean_ns: _builtins.int
+    p50_ns: _builtins.int
+    p99_ns: _builtins.int
+    most_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        mean_ns: _builtins.int = ...,
+        p50_ns: _builtins.int = ...,
+        p99_ns: _builtins.int = ...,
+        most_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "mean_ns", b"mean_ns", "most_ns", b"most_ns", "p50_ns", b"p50_ns", "p99_ns", b"p99_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spread: _TypeAlias = Spread  # noqa: Y015
 
 @_typing.final
 class LinkTotals(_message.Message):
