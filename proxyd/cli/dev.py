@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the coordinator believes of each link (default: the WAN's, 20Gbit)",
     )
     parser.add_argument(
+        "--observe", action="store_true", help="shadow mode: nothing is granted, only reckoned (docs/shadow.md)"
+    )
+    parser.add_argument("--grant-log", metavar="FILE", help="the coordinator writes its grant log there")
+    parser.add_argument(
         "--ready-file", metavar="FILE", help="write addresses and pids there as JSON once all are ready"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
@@ -65,7 +69,14 @@ def run(args: argparse.Namespace) -> int:
         figures, wan = _network(args, counts, ending)
         links = {(a, b): figures for a in sites for b in sites if a != b}
         owns = {f"coordinator-{site}": [f"{site}->*"] for site in sites} if args.coordinator_per_site else None
-        cluster = Cluster(counts, links=links, coordinators=owns, wan=wan, log_level=args.log_level)
+        settings = {"mode": "observe"} if args.observe else {}
+        if args.grant_log:
+            if args.coordinator_per_site:
+                raise ConfigError("--grant-log", why="several coordinators can't write one log")
+            settings["grant_log"] = str(Path(args.grant_log).absolute())
+        cluster = Cluster(
+            counts, links=links, coordinators=owns, wan=wan, coordinator=settings, log_level=args.log_level
+        )
         ending.callback(cluster.close)
         cluster.start()
         stop.started = True

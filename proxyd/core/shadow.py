@@ -124,6 +124,21 @@ class ShadowStatus:
 
 
 @dataclasses.dataclass(slots=True)
+class _Agent:
+    """What one agent's reports said so far, over its session."""
+
+    counted_ns: int = 0
+    """When it last had something to count."""
+    left_bytes: int = 0
+    arrived_bytes: int = 0
+    in_flight_bytes: int = 0
+    retransmits: int = 0
+    asked_bytes: int = 0
+    open: int = 0
+    """Its transfers under way."""
+
+
+@dataclasses.dataclass(slots=True)
 class _Pair:
     session: int
     traffic: TrafficClass
@@ -152,8 +167,8 @@ class ShadowLink:
         self._classes = {traffic: (Distribution(), Distribution(), Distribution()) for traffic in TrafficClass}
         self._real_queue = Distribution()
         self._shadow_queue = Distribution()
-        self._seen: dict[int, tuple[int, int, int, int]] = {}
-        """By session: time of its last report, and what had left, was delivered and was sent again."""
+        self._agents: dict[int, _Agent] = {}
+        """By session."""
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -168,35 +183,54 @@ class ShadowLink:
         if transfer in self._pairs:
             return  # it asks again, for chunks that were lost: they would not have been
         self._pairs[transfer] = _Pair(waiting.session, waiting.traffic, now_ns)
+        seen = self._agent(waiting.session)
+        seen.open += 1
+        seen.asked_bytes += wanted_bytes
         twin = dataclasses.replace(waiting, waits=Waits())
         self._model.request(waiting.session, agent, twin, wanted_bytes, now_ns)
 
     def reported(self, lane: Lane, report: Report, now_ns: int) -> None:
         """What a real agent saw of the link, without any grants."""
-        before_ns, left, delivered, retransmits = self._seen.get(lane.session, (now_ns, 0, 0, 0))
         lane.reported(report, now_ns)
-        now = (now_ns, report.observed_left_bytes, report.observed_delivered_bytes, report.retransmits)
-        self._seen[lane.session] = now
-        in_flight = sum(one[1] - one[2] for one in self._seen.values())
+        seen = self._agent(lane.session)
+        before = dataclasses.replace(seen)
+        seen.left_bytes = max(seen.left_bytes, report.observed_left_bytes)
+        # Also what has arrived behind a hole: what TCP has acknowledged in order comes in jumps.
+        arrived = report.observed_delivered_bytes + max(0, report.sacked_bytes)
+        seen.arrived_bytes = max(seen.arrived_bytes, min(arrived, seen.left_bytes))
+        seen.in_flight_bytes = max(0, seen.left_bytes - seen.arrived_bytes - max(0, report.lost_bytes))
+        seen.retransmits = max(seen.retransmits, report.retransmits)
+        if not seen.open:
+            seen.asked_bytes = seen.left_bytes  # what chunks sent twice, or given up, put out of step
         flow = Flow(
-            delivered_bytes=max(0, now[2] - delivered),
-            sent_bytes=max(0, now[1] - left),
-            retransmits=max(0, now[3] - retransmits),
-            since_ns=before_ns,
-            in_flight_bytes=max(0, in_flight),
-            demand=len(self._pairs) > self._behind,
+            delivered_bytes=seen.arrived_bytes - before.arrived_bytes,
+            sent_bytes=seen.left_bytes - before.left_bytes,
+            retransmits=seen.retransmits - before.retransmits,
+            since_ns=before.counted_ns or now_ns,
+            in_flight_bytes=sum(one.in_flight_bytes for one in self._agents.values()),
+            senders=sum(one.in_flight_bytes > 0 for one in self._agents.values()),
+            demand=any(one.asked_bytes > one.left_bytes for one in self._agents.values()),
             window_limited=report.limited,
             control_rtt_ns=lane.control_rtt_ns,
         )
+        if flow.delivered_bytes or flow.sent_bytes:
+            seen.counted_ns = now_ns
         self._real.estimator.on_report(report, flow, now_ns)
         if flow.sent_bytes and report.srtt_ns:
             self._real_queue.add(report.srtt_ns - self._real.estimator.min_rtt_ns(now_ns))
+
+    def _agent(self, session: int) -> _Agent:
+        found = self._agents.get(session)
+        if found is None:
+            found = self._agents[session] = _Agent()
+        return found
 
     def ended(self, transfer: TransferId, ok: bool, now_ns: int) -> None:
         """A transfer ended in reality."""
         pair = self._pairs.get(transfer)
         if pair is None or pair.real_ns >= 0:
             return
+        self._agent(pair.session).open -= 1
         if not ok:
             del self._pairs[transfer]
             self._model.drop(transfer, now_ns)
@@ -213,7 +247,7 @@ class ShadowLink:
     def session_ended(self, session: int, now_ns: int) -> None:
         """An agent is gone: nothing that it had under way is judged, in reality or in the shadow."""
         self.run(now_ns)
-        self._seen.pop(session, None)
+        self._agents.pop(session, None)
         self._model.session_ended(session, now_ns)
         for transfer in [transfer for transfer, pair in self._pairs.items() if pair.session == session]:
             if self._pairs.pop(transfer).real_ns >= 0:
