@@ -21,6 +21,7 @@ from proxyd.agent.streams import Outgoing, SendStream
 from proxyd.core.errors import ProxydError
 from proxyd.core.events import AgentEvent, PeerConnected, PeerDisconnected, PeerFrame, PeerUnreachable, SendProgress
 from proxyd.core.ids import AgentName, TransferId
+from proxyd.core.striping import stream_paces
 from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.logs import Throttle, fields
 from proxyd.wire import peer as wire
@@ -70,6 +71,7 @@ class PeerLink:
         self._wanted_incarnation = 0
         self._wanted_streams = 1
         self._pace_bytes_per_s = 0
+        self._min_rtt_ns = 0
         self._channel: ControlChannel | None = None
         self._incarnation = 0
         self._streams: list[SendStream] = []
@@ -137,12 +139,17 @@ class PeerLink:
             stream.keep(transfer)
 
     def _share_pace(self) -> None:
-        if self._streams:
-            share = 0
-            if self._pace_bytes_per_s:
-                share = max(1, -(-self._pace_bytes_per_s // len(self._streams)))
+        if not self._streams:
+            return
+        if not self._pace_bytes_per_s:
             for stream in self._streams:
-                stream.set_pace(share)
+                stream.set_pace(0)
+            return
+        windows_bytes = [stream.window_bytes for stream in self._streams]
+        for stream, share in zip(
+            self._streams, stream_paces(self._pace_bytes_per_s, windows_bytes, self._min_rtt_ns), strict=True
+        ):
+            stream.set_pace(share)
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
@@ -339,6 +346,7 @@ class PeerLink:
                 retransmits += state.retransmits
                 rate += state.delivery_rate_bytes_per_s
                 window += state.window_bytes
+                stream.window_bytes = state.window_bytes
                 grows = grows or state.window_grows
                 sacked += state.sacked_bytes
                 lost += state.lost_bytes
@@ -350,13 +358,16 @@ class PeerLink:
             return None
         if not self._streams:
             return None
+        self._min_rtt_ns = min((one for one in min_rtt_ns if one), default=0)
+        if len(self._streams) > 1:
+            self._share_pace()
         return SendProgress(
             peer=self.peer,
             granted_left_bytes=left,
             granted_delivered_bytes=delivered,
             unsent_bytes=unsent,
             srtt_ns=sum(srtt_ns) // len(srtt_ns),
-            min_rtt_ns=min((one for one in min_rtt_ns if one), default=0),
+            min_rtt_ns=self._min_rtt_ns,
             retransmits=retransmits,
             delivery_rate_bytes_per_s=rate,
             path_limited=path_limited,

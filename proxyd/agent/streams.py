@@ -25,6 +25,8 @@ from proxyd.wire.envelope import TransferId
 
 TURN_BYTES = 4 << 20
 _SCRATCH_BYTES = 256 << 10
+SAME_PACE = 256
+"""A ceiling that would change by less than this part stays."""
 LARGE_CHUNK_BYTES = 1 << 20
 WAKE_BYTES = 512 << 10
 """Within a large chunk the kernel wakes us for this much, not for every few segments: at the rates that have such
@@ -66,6 +68,8 @@ class SendStream:
         self._waiting = False
         self._open = True
         self._pace: int | None = None
+        self.window_bytes = 0
+        """Its congestion window as last read; 0: not yet."""
         # The peer sends nothing on a data connection: anything readable is its end.
         self._loop.add_reader(sock, self._on_readable)
 
@@ -81,7 +85,10 @@ class SendStream:
 
     def set_pace(self, rate_bytes_per_s: int) -> None:
         """This stream's share of the peer's ceiling; 0: none."""
-        if rate_bytes_per_s != self._pace and self._open:
+        before = self._pace
+        if before and rate_bytes_per_s and abs(rate_bytes_per_s - before) * SAME_PACE < before:
+            return  # it costs two system calls
+        if rate_bytes_per_s != before and self._open:
             self._pace = rate_bytes_per_s
             tcp.set_pace(self.sock, rate_bytes_per_s)
 

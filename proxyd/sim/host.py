@@ -12,6 +12,7 @@ from proxyd.core import events as ev
 from proxyd.core.agent import AgentConfig, AgentMachine
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, Welcome
+from proxyd.core.striping import stream_paces
 from proxyd.sim.clock import Alarm, Clock
 from proxyd.sim.link import Link
 from proxyd.sim.tcp import Stream
@@ -123,8 +124,14 @@ class PeerLink:
     def set_pace(self, rate_bytes_per_s: int) -> None:
         """Ceiling of all streams together; 0: none."""
         self.pace_bytes_per_s = rate_bytes_per_s
-        for stream in self.streams:
-            stream.pace_bytes_per_s = rate_bytes_per_s // len(self.streams)
+        self._share_pace()
+
+    def _share_pace(self) -> None:
+        if not self.streams:
+            return
+        paces = stream_paces(self.pace_bytes_per_s, [stream.window.bytes for stream in self.streams], self.rtt_ns)
+        for stream, pace in zip(self.streams, paces, strict=True):
+            stream.pace_bytes_per_s = pace if self.pace_bytes_per_s else 0
 
     def pump(self) -> None:
         """Offer what there is to every stream."""
@@ -142,6 +149,7 @@ class PeerLink:
         if not self.connected or not self.owner.alive:
             return
         progress = self._progress()
+        self._share_pace()
         if any(not stream.settled for stream in self.streams):
             self._polling = True
             self.owner.world.clock.after(max(MIN_POLL_NS, progress.min_rtt_ns // 16), self._poll)
