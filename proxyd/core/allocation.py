@@ -47,6 +47,8 @@ class Waiting:
     granted_bytes: int = 0
     chunk_bytes: int = 0
     """What its agent has cut it into: it can use nothing less, unless it is the rest. 0: as the link says now."""
+    announcement: int = 0
+    """Its agent hasn't asked for it yet: it is granted ahead to this announcement. ``transfer`` means nothing then."""
     ended: bool = False
     queued: bool = False
     """In its session's heap."""

@@ -23,6 +23,7 @@ import dataclasses
 from bisect import insort
 
 from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
+from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
@@ -63,10 +64,9 @@ from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
 from proxyd.core.shadow import ShadowLink
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
-from proxyd.wire.envelope import MAX_TRANSFER_BYTES, TrafficClass
+from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
 MAX_TRANSFERS_PER_SESSION = 100_000
-MAX_ANNOUNCEMENTS_PER_SESSION = 10_000
 MAX_UNCONFIGURED_LINKS = 4096
 RETURN_NS = 5_000_000_000
 """After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
@@ -115,8 +115,6 @@ class _Session:
     hello: AgentHello
     heard_ns: int
     transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
-    places: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Announcement -> its place in the queue."""
     control_rtt_ns: int = 0
     """Smoothed over the echoes of beats; 0: not measured yet."""
 
@@ -167,6 +165,13 @@ class CoordinatorMachine:
         """When the latest beats went out, by number."""
         self._beats = 0
         self._link_deadlines: dict[LinkName, int] = {}
+        self._announced = Announced(
+            self._granting,
+            lambda link, session: self._lane(self._links[link], self._sessions[session]),
+            lambda link, now_ns: self._decide(self._links[link], now_ns),
+            self._next_order,
+            self._wake,
+        )
         self._next_ns: int | None = None
         self.policy = Policy()
         self._minute_of_week: int | None = None
@@ -219,7 +224,7 @@ class CoordinatorMachine:
             self._next_ns = due_ns
 
     def _deadline_ns(self) -> int | None:
-        times = list(self._link_deadlines.values())
+        times = [*self._link_deadlines.values(), *self._announced.joins_ns.values()]
         if self._beat_ns is not None:
             times.append(self._beat_ns)
         if self._registry.changed:
@@ -234,6 +239,7 @@ class CoordinatorMachine:
         """Do what is due."""
         for name in [name for name, due_ns in self._link_deadlines.items() if due_ns <= now_ns]:
             self._decide(self._links[name], now_ns)
+        self._announced.tick(now_ns)
         self._registry.expire(now_ns, self.config.lease_ns)
         if self._complete_ns is not None and self._complete_ns <= now_ns:
             self._complete_ns = None
@@ -308,7 +314,7 @@ class CoordinatorMachine:
     def _end(self, number: int, now_ns: int, *, reserve: bool) -> None:
         session = self._sessions.pop(number)
         self._session_of.pop(session.agent, None)
-        for waiting in session.transfers.values():
+        for waiting in (*session.transfers.values(), *self._announced.session_ended(number)):
             self._links[waiting.link].granter.queue.end(waiting, "its agent's session ended")
         for link in self._links_from(session.agent.site):
             if link.shadow is not None:
@@ -345,7 +351,7 @@ class CoordinatorMachine:
             case CancelRequest(transfer, reason):
                 self._drop(session, transfer, f"cancelled: {reason}", now_ns)
             case Announce():
-                self._announce(session, message, now_ns)
+                self._announced.announce(number, session.agent, session.control_rtt_ns, message, now_ns)
             case EndpointUp(endpoint, incarnation):
                 if not self._registry.up(number, session.hello, endpoint, incarnation):
                     self._refuse(number, "too many endpoints in one session", now_ns)
@@ -400,20 +406,10 @@ class CoordinatorMachine:
         queue = link.granter.queue
         if waiting is None:
             self._lane(link, session)
-            order = session.places.pop(message.announcement, 0) or self._next_order()
-            waiting = Waiting(
-                message.transfer,
-                session.number,
-                message.link,
-                message.destination,
-                message.job,
-                TrafficClass(message.traffic),
-                order,
-                now_ns,
-            )
+            waiting = self._announced.asked_for(session.number, message, now_ns)
             if message.chunk_bytes > 0:
                 waiting.chunk_bytes = min(max(message.chunk_bytes, MIN_CHUNK_BYTES), MAX_CHUNK_FAST_BYTES)
-            if message.deadline_in_ns > 0:
+            if message.deadline_in_ns > 0 and not waiting.queued:
                 waiting.due_ns = min(now_ns + message.deadline_in_ns, NO_DEADLINE_NS)
             session.transfers[message.transfer] = waiting
         elif waiting.link != message.link:
@@ -458,11 +454,6 @@ class CoordinatorMachine:
             return f"agent {session.agent} already has {MAX_TRANSFERS_PER_SESSION} transfers open"
         return ""
 
-    def _announce(self, session: _Session, message: Announce, now_ns: int) -> None:
-        if len(session.places) >= MAX_ANNOUNCEMENTS_PER_SESSION:
-            del session.places[next(iter(session.places))]  # the oldest: its message was never posted
-        session.places[message.announcement] = self._next_order()
-
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
         if link is not None and message.ok and message.traffic in CLASSES:
@@ -482,6 +473,10 @@ class CoordinatorMachine:
                 stood_in_line = True
             if stood_in_line:  # else it had all it wanted, and its end leaves nobody more than before
                 self._decide(link, now_ns)
+
+    def _granting(self, name: LinkName) -> LinkGranter | None:
+        link = self._links.get(name)
+        return link.granter if link is not None and link.shadow is None else None
 
     def _next_order(self) -> int:
         self._orders += 1

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 
 from proxyd.core.allocation import LinkQueue, Waiting
+from proxyd.core.announced import TTL_NS
 from proxyd.core.bandwidth import NANOS, Flow, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
@@ -466,7 +467,8 @@ class LinkGranter:
             if start_ns > now_ns:
                 reason = f"{reason}; starts when the lane before it has left"
         send_ns = nbytes * NANOS // rate
-        leaves_by_ns = max(start_ns, lane.leaves_ns) + sizes.ttl_ns + 2 * send_ns
+        ttl_ns = min(sizes.ttl_ns, TTL_NS) if waiting.announcement else sizes.ttl_ns
+        leaves_by_ns = max(start_ns, lane.leaves_ns) + ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
         lane.granted(nbytes, rate, start_ns, pace, idle)
         self._active[lane.session] = lane
@@ -485,10 +487,11 @@ class LinkGranter:
             nbytes=nbytes,
             rate_bytes_per_s=rate,
             start_in_ns=start_in_ns,
-            ttl_ns=sizes.ttl_ns,
+            ttl_ns=ttl_ns,
             epoch=self.epoch,
             lead_ns=self._lead_ns(lane),
             reason=reason,
+            announcement=waiting.announcement,
         )
         issued.append((lane.session, grant))
         return waiting.need_bytes <= 0
