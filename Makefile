@@ -1,4 +1,4 @@
-# Every target makes and uses .venv; nothing is installed outside this directory (as root, two Debian packages may be:
+# Every target makes and uses .venv; nothing is installed outside this directory (as root, three Debian packages may be:
 # see tools/prepare.sh).
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -43,7 +43,7 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 	$(BIN)/proxyd demo --out build/demo.json --plot build/demo.png
 
 test: $(TEST_STAMP) ## All tests (PYTEST_ARGS=... is passed on)
-	@tools/prepare.sh net
+	@tools/prepare.sh tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## ruff, mypy --strict, layers, generated code in step with the protos

@@ -2,6 +2,7 @@
 # Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
 #   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
+#   tools/prepare.sh tests          the same, and libfaketime; without it the test of wall clock steps skips
 set -euo pipefail
 
 apt_install() {
@@ -35,16 +36,19 @@ venv)
         fi
     fi
     ;;
-net)
+net | tests)
     # Debian keeps ip in /usr/sbin, which an ordinary user's PATH may lack.
     PATH="$PATH:/usr/sbin:/sbin"
     if ! command -v ip >/dev/null 2>&1 && ! { apt_install iproute2 && command -v ip >/dev/null 2>&1; }; then
         echo "proxyd: the command 'ip' is missing (package iproute2), so the emulated WAN cannot be built here." >&2
         echo "        As root: apt-get install iproute2. Going on: the demo falls back to loopback, WAN tests skip." >&2
     fi
+    if [ "$1" = tests ] && ! ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 && ! apt_install faketime; then
+        echo "proxyd: libfaketime is missing (package faketime): the test of wall clock steps skips." >&2
+    fi
     ;;
 *)
-    echo "usage: $0 venv PYTHON | net" >&2
+    echo "usage: $0 venv PYTHON | net | tests" >&2
     exit 2
     ;;
 esac
