@@ -30,7 +30,8 @@ class Observer:
     """Totals over the life of this process."""
 
     def __init__(self) -> None:
-        self._links: set[str] = set()
+        self._links: dict[LinkName, str] = {}
+        """Links with series of their own, as labels."""
         self._unknown: set[str] = set()
         self._links_told: dict[int, int] = {}
         """Session -> how many links its agent was told of."""
@@ -67,7 +68,9 @@ class Observer:
             if isinstance(message, Grant):
                 asked = self._asked.pop(message.transfer, None)
                 if asked is not None:
-                    histogram = self._waits.setdefault(asked[1], Histogram(WAIT_BOUNDS_S))
+                    histogram = self._waits.get(asked[1])
+                    if histogram is None:
+                        histogram = self._waits[asked[1]] = Histogram(WAIT_BOUNDS_S)
                     # Until the first byte may leave: the wait for the grant and its start delay.
                     histogram.observe((now_ns - asked[0] + message.start_in_ns) / 1e9)
             elif isinstance(message, Denied):
@@ -104,11 +107,11 @@ class Observer:
         self._asked.pop(done.transfer, None)
 
     def _label(self, link: LinkName) -> str:
-        name = str(link)
-        if name not in self._links:
+        name = self._links.get(link)
+        if name is None:
             if len(self._links) >= MAX_LINKS:
                 return OTHER_LINK
-            self._links.add(name)
+            name = self._links[link] = str(link)
         return name
 
     def families(self) -> Iterable[MetricFamily]:

@@ -58,6 +58,10 @@ class _Step:
         return True
 
 
+_FROM_AGENTS = (Request, TransferDone, CancelRequest)
+_TO_AGENTS = (Queued, Grant, Denied)
+
+
 @dataclasses.dataclass(slots=True)
 class _Story:
     session: int
@@ -68,7 +72,8 @@ class _Story:
     over_ns: int | None = None
     waits: _Waits = _NO_WAITS
     first: list[_Step] = dataclasses.field(default_factory=list)
-    last: deque[_Step] = dataclasses.field(default_factory=lambda: deque(maxlen=MAX_LAST))
+    last: deque[_Step] | None = None
+    """Once there are more than ``MAX_FIRST``."""
 
     def add(self, at_ns: int, message: _Message) -> None:
         steps = self.last or self.first
@@ -80,11 +85,13 @@ class _Story:
             step.least_rate = step.most_rate = message.rate_bytes_per_s
         if len(self.first) < MAX_FIRST:
             self.first.append(step)
-        else:
-            self.last.append(step)
+            return
+        if self.last is None:
+            self.last = deque(maxlen=MAX_LAST)
+        self.last.append(step)
 
     def steps(self) -> list[_Step]:
-        return [*self.first, *self.last]
+        return [*self.first, *(self.last or ())]
 
 
 class Stories:
@@ -111,8 +118,9 @@ class Stories:
     def saw(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
         """An event, before the machine has it."""
         if isinstance(event, SessionMessage):
-            if isinstance(event.message, Request | TransferDone | CancelRequest):
-                self._note(now_ns, event.session, event.message)
+            message = event.message
+            if isinstance(message, _FROM_AGENTS):
+                self._note(now_ns, event.session, message)
         elif isinstance(event, SessionOpened):
             agent = getattr(event.message, "agent", None)
             if agent is not None:
@@ -123,8 +131,10 @@ class Stories:
     def performed(self, now_ns: int, effects: Iterable[CoordinatorEffect]) -> None:
         """Effects of the machine."""
         for effect in effects:
-            if isinstance(effect, ToAgent) and isinstance(effect.message, Queued | Grant | Denied):
-                self._note(now_ns, effect.session, effect.message)
+            if isinstance(effect, ToAgent):
+                message = effect.message
+                if isinstance(message, _TO_AGENTS):
+                    self._note(now_ns, effect.session, message)
 
     def _note(self, now_ns: int, session: int, message: _Message) -> None:
         transfer = message.transfer
@@ -140,18 +150,15 @@ class Stories:
         waits = None if self._machine is None else self._machine.waits(session, transfer)
         if waits is not None:
             story.waits = waits.at(now_ns)
-        match message:
-            case Request():
-                if story.request is None:
-                    story.asked_ns = now_ns
-                story.request = message
-                story.session, story.over_ns = session, None
-            case Grant():
-                story.granted_bytes += message.nbytes
-            case TransferDone() | CancelRequest() | Denied():
-                story.over_ns = now_ns
-            case _:
-                pass
+        if isinstance(message, Grant):
+            story.granted_bytes += message.nbytes
+        elif isinstance(message, Request):
+            if story.request is None:
+                story.asked_ns = now_ns
+            story.request = message
+            story.session, story.over_ns = session, None
+        elif not isinstance(message, Queued):
+            story.over_ns = now_ns
         story.add(now_ns, message)
 
     def transfers(self) -> list[TransferId]:
