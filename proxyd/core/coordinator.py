@@ -441,7 +441,7 @@ class CoordinatorMachine:
         if link.is_local or link.src_site != session.agent.site:
             site = session.agent.site
             return f"agent {session.agent} can't ask for link {link}: it must lead from site {site} to another"
-        if not owns_link(self.config.owns, link):
+        if link not in self._links and not owns_link(self.config.owns, link):
             owns = ", ".join(self.config.owns)
             return f"coordinator {self.config.name} does not own link {link} (it owns {owns}); ask the one that does"
         if link not in self._links and len(self._links) >= len(self.config.links) + MAX_UNCONFIGURED_LINKS:
