@@ -89,6 +89,9 @@ STARTUP_GAIN = 1.5
 PLATEAU = 1.25
 PLATEAU_ROUNDS = 3
 """Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""
+QUEUE_STRONG_NS = 3_000_000
+QUEUE_STRONG_OF_RTT = 16
+"""A queue beyond both is no host's noise."""
 DIFFERS = 0.08
 """Delivered and sent rates that are further apart than this say that the link decides."""
 PLAY = 2
@@ -459,7 +462,8 @@ class LinkEstimator:
         self._holes = self._has_holes(end, rtt_ns // width_ns)
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
-        if queued and not decides and rate < WEAK * self._rate:
+        strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
+        if queued and not strong and (self._starting or self._holes or (not decides and rate < WEAK * self._rate)):
             queued = False  # cold windows or gaps, and a busy host's round trips
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
@@ -467,14 +471,12 @@ class LinkEstimator:
         if queued or lossy:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
-            if queued and not lossy:
+            if queued and not lossy and not self._starting:
                 self._rate = min(rate, self._rate)
             # No dip is deeper within a round trip; a window that hardly holds a report may look so.
             self._rate = max(self._rate, self._weak_rate * DIP)
             if self._starting and full:
                 self._starting = False
-                if decides:
-                    self._rate = rate
         elif full and rate >= 0.95 * self._rate:
             self._confirmed_ns = now_ns
         self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
@@ -554,7 +556,8 @@ class LinkEstimator:
         if queue_ns > max(2_000_000, rtt_ns // 50):
             seen = int(queue_ns * self._rate) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
-            self._rate = min(self._rate, rate if decides else self._rate * WEAK)
+            if not self._starting:  # then it is still the highest rate that was delivered: not above the link's
+                self._rate = min(self._rate, rate if decides else self._rate * WEAK)
             return True
         self._loss_events_ns.append(now_ns)
         while self._loss_events_ns[0] < now_ns - POLICER_SPAN_NS:

@@ -131,7 +131,7 @@ class PeerLink:
             return
         paces = stream_paces(self.pace_bytes_per_s, [stream.window.bytes for stream in self.streams], self.rtt_ns)
         for stream, pace in zip(self.streams, paces, strict=True):
-            stream.pace_bytes_per_s = pace if self.pace_bytes_per_s else 0
+            stream.set_pace(pace if self.pace_bytes_per_s else 0)
 
     def pump(self) -> None:
         """Offer what there is to every stream."""

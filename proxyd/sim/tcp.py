@@ -202,6 +202,17 @@ class Stream:
         """The congestion window."""
         return self.window.bytes
 
+    def set_pace(self, rate_bytes_per_s: int) -> None:
+        """Another ceiling. What waits for its time by the old one waits no longer than two packets of it: the kernel
+        paces by so little, the model by whole segments."""
+        before, self.pace_bytes_per_s = self.pace_bytes_per_s, rate_bytes_per_s
+        now_ns = self.clock.now_ns
+        if before and rate_bytes_per_s > before and self._next_ns > now_ns:
+            next_ns = now_ns + min(self._next_ns - now_ns, 2 * self._mss * NANOS // before)
+            if next_ns < self._next_ns:
+                self._next_ns = next_ns
+                self.clock.at(next_ns, self._send)
+
     @property
     def lost_bytes(self) -> int:
         """Taken for lost and not sent again yet."""
