@@ -1,0 +1,488 @@
+#!/usr/bin/env python3
+"""Runs everything that docs/evaluation.md shows, keeps the results, and writes them into its tables.
+
+    tools/evaluate.py --list                 what there is, by name and command, and what is measured already
+    tools/evaluate.py --part sim             run what is missing of one part: sim, wan or other
+    tools/evaluate.py --only 'wan-link-*'    ... or of these names; --again: also what is there
+    tools/evaluate.py --write                nothing is run; tables and pictures from the results that are there
+
+Each run is a command that a person can type. Its figures stay in ``build/evaluation/NAME.json``, so that a broken run
+is taken up where it stopped. Run the parts ``wan`` and ``other`` on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "build" / "evaluation"
+PICTURES = ROOT / "docs" / "pictures"
+DOCUMENT = ROOT / "docs" / "evaluation.md"
+MISSING = "not measured yet"
+TIMEOUT_S = 900.0
+RATE, RTT = "400Mbit", "60ms"
+
+Bound = tuple[float, float | None, float]
+"""Least utilisation, most queue p99 in BDP (None: not asked), most loss."""
+
+LINKS: dict[tuple[str, str], Bound] = {
+    ("calm", "1bdp"): (0.95, 0.10, 0.001),
+    ("calm", "0.1bdp"): (0.95, None, 0.001),
+    ("moderate", "1bdp"): (0.95, 0.25, 0.001),
+    ("moderate", "0.1bdp"): (0.95, None, 0.004),
+    ("drift", "1bdp"): (0.90, None, 0.002),
+    ("drift", "0.1bdp"): (0.90, None, 0.002),
+    ("wild", "1bdp"): (0.90, 0.50, 0.015),
+    ("wild", "0.1bdp"): (0.90, None, 0.015),
+}
+STEPS: dict[tuple[str, str], float] = {
+    ("halve", "1bdp"): 0.01,
+    ("halve", "0.5bdp"): 0.01,
+    ("halve", "0.1bdp"): 0.18,
+    ("double", "1bdp"): 0.01,
+}
+"""Most loss after the step."""
+PLAIN = ("cubic", "bbr")
+PICTURED = ("wan-link-moderate-1bdp", "wan-step-halve-1bdp", "wan-step-double-1bdp", "wan-policed", "wan-demo")
+"""Their pictures are kept in docs/pictures."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One run. ``{out}`` and ``{png}`` in its command stand for its files."""
+
+    name: str
+    part: str
+    command: tuple[str, ...]
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+    @property
+    def picture(self) -> Path:
+        return RESULTS / f"{self.name}.png"
+
+    @property
+    def text(self) -> str:
+        """As a person would type it."""
+        return " ".join(word.format(out=f"{self.name}.json", png=f"{self.name}.png") for word in self.command)
+
+    @property
+    def is_test(self) -> bool:
+        return self.command[0] == "pytest"
+
+
+def items() -> list[Item]:
+    """Everything, in the order in which it runs."""
+    found = []
+    for trace, buffer in LINKS:
+        words = f"--trace {trace} --buffer {buffer} --rate {RATE} --rtt {RTT} --seed 1 --mtu 9000"
+        found.append(_item(f"sim-link-{trace}-{buffer}", "sim", f"simulate link {words} --seconds 60 --out {{out}}"))
+    for step, buffer in STEPS:
+        rate = RATE if step == "halve" else "200Mbit"
+        words = f"--trace {step}s --buffer {buffer} --rate {rate} --rtt {RTT} --seconds 20 --mtu 9000"
+        found.append(_item(f"sim-step-{step}-{buffer}", "sim", f"simulate link {words} --out {{out}}"))
+    for rate in ("10Mbit", "1Gbit", "10Gbit", "100Gbit"):
+        words = f"--trace moderate --buffer 1bdp --rate {rate} --rtt {RTT} --seconds 20 --out {{out}}"
+        found.append(_item(f"sim-rate-{rate}", "sim", f"simulate link {words}"))
+    for name, control in (("beside", "1ms"), ("far", "90ms")):
+        words = f"--trace calm --buffer 1bdp --rate {RATE} --rtt {RTT} --senders 2 --seconds 30 --mtu 9000"
+        found.append(_item(f"sim-{name}", "sim", f"simulate link {words} --control-rtt {control} --out {{out}}"))
+    found.append(_item("sim-targets", "sim", "simulate targets --out {out}"))
+    found.append(_item("sim-hour", "sim", "simulate scale --out {out}"))
+    found.append(_test("test-light-use", "sim", "tests/sim/test_light_use.py"))
+    found.append(_test("test-policy", "sim", "tests/sim/test_policy.py"))
+    for trace, buffer in LINKS:
+        words = f"--trace {trace} --buffer {buffer} --rate {RATE} --rtt {RTT} --seconds 30 --out {{out}} --plot {{png}}"
+        found.append(_item(f"wan-link-{trace}-{buffer}", "wan", f"bench link {words}"))
+    for step, buffer in STEPS:
+        words = f"--step {step} --buffer {buffer} --rate {RATE} --rtt {RTT} --seconds 16 --out {{out}} --plot {{png}}"
+        found.append(_item(f"wan-step-{step}-{buffer}", "wan", f"bench link {words}"))
+    policed = "bench link --policer 100Mbit:2MB --rate 400Mbit --seconds 30 --series --out {out} --plot {png}"
+    found.append(_item("wan-policed", "wan", policed))
+    cross = "bench link --cross 100Mbit --rate 400Mbit --seconds 24 --series --out {out} --plot {png}"
+    found.append(_item("wan-cross", "wan", cross))
+    found.append(_item("wan-demo", "wan", "demo --no-capacity --out {out} --plot {png}"))
+    for part in ("far", "two-way", "urgent"):
+        found.append(_item(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
+    found.append(_test("test-agreement", "wan", "tests/wan/test_agreement.py"))
+    found.append(_test("test-cases", "wan", "tests/e2e/test_cases_estimation.py"))
+    found.append(_item("bench-grants", "other", "bench grants --out {out}"))
+    return found
+
+
+def _item(name: str, part: str, text: str) -> Item:
+    return Item(name, part, ("proxyd", *text.split()))
+
+
+def _test(name: str, part: str, path: str) -> Item:
+    return Item(name, part, ("pytest", "-q", path))
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def run(item: Item) -> bool:
+    """Run one; its figures are there afterwards, or a file that says why not."""
+    words = [word.format(out=str(item.result), png=str(item.picture)) for word in item.command]
+    module = ["-m", "pytest"] if item.is_test else ["-m", "proxyd.cli.main"]
+    failed = RESULTS / f"{item.name}.failed.txt"
+    failed.unlink(missing_ok=True)
+    begun_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *module, *words[1:]],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        output, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as error:
+        output, code = f"not done after {error.timeout:g} s", -1
+    took_s = time.monotonic() - begun_s
+    if item.is_test:
+        last = output.strip().splitlines()[-1] if output.strip() else "no output"
+        item.result.write_text(json.dumps({"passed": code == 0, "summary": last}) + "\n")
+    # `simulate targets` answers 1 when a bound is missed; its table is there all the same.
+    ok = item.result.exists() and item.result.stat().st_mtime > time.time() - took_s - 1
+    if not ok or (item.is_test and code != 0):
+        failed.write_text(f"{item.text}\nexit code {code}\n\n{output[-4000:]}\n")
+    print(f"{'ok' if ok else 'FAILED':7} {took_s:6.1f} s  {item.name}", flush=True)
+    return ok
+
+
+def read(name: str) -> Any:
+    """The figures of a run; None: there are none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def modes(name: str) -> dict[str, Any]:
+    """The runs of a ``bench link`` by mode."""
+    report = read(name)
+    return {} if report is None else {one["mode"]: one for one in report["runs"]}
+
+
+def link_cell(figures: Any, bound: Bound | None) -> str:
+    """``used, queue p99, loss``; with a bound: which of them miss it."""
+    if not figures:
+        return MISSING
+    used, queue, loss = figures["utilisation"], figures["queue_p99_bdp"], figures["loss"]
+    texts = [f"{used:.1%}", f"{queue:.2f}", f"{loss:.2%}"]
+    if bound is not None:
+        missed = (used < bound[0], bound[1] is not None and queue > bound[1], loss > bound[2])
+        texts = [f"**{text}** (missed)" if miss else text for text, miss in zip(texts, missed, strict=True)]
+    return ", ".join(texts)
+
+
+def link_table() -> list[str]:
+    """Used, queue and loss of a backlogged link."""
+    rows = [
+        "| trace | buffer | bound | simulated | proxyd | cubic | bbr |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (trace, buffer), bound in LINKS.items():
+        queue = "" if bound[1] is None else f", {bound[1]:.2f}"
+        found = modes(f"wan-link-{trace}-{buffer}")
+        cells = [
+            trace,
+            buffer,
+            f"{bound[0]:.0%}{queue}, {bound[2]:.1%}",
+            link_cell(read(f"sim-link-{trace}-{buffer}"), bound),
+            link_cell(found.get("proxyd"), bound),
+            *(link_cell(found.get(mode), None) for mode in PLAIN),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def fct_table() -> list[str]:
+    """FCT on the same links, and how far the estimate was off."""
+    rows = [
+        "| trace | buffer | proxyd mean, p99 | cubic | bbr | resent: proxyd, cubic, bbr | estimate off by p50, p95 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for trace, buffer in LINKS:
+        found = modes(f"wan-link-{trace}-{buffer}")
+        if not found:
+            rows.append(f"| {trace} | {buffer} | {' | '.join([MISSING] * 5)} |")
+            continue
+        times = []
+        for mode in ("proxyd", *PLAIN):
+            fct = found.get(mode, {}).get("fct_seconds")
+            times.append(f"{fct['mean']:.2f}, {fct['p99']:.2f}" if fct else MISSING)
+        resent = ", ".join(f"{found[mode]['retransmit_ratio']:.2%}" for mode in ("proxyd", *PLAIN) if mode in found)
+        ours = found.get("proxyd", {})
+        off = (
+            f"{ours['estimate_error_p50']:.1%}, {ours['estimate_error_p95']:.1%}"
+            if "estimate_error_p50" in ours
+            else ""
+        )
+        rows.append(f"| {trace} | {buffer} | {' | '.join([*times, resent, off])} |")
+    return rows
+
+
+def step_cell(figures: Any, step: str, most_loss: float | None) -> str:
+    """After a halving: queue back, loss. After a doubling: 0.9 used."""
+    after = (figures or {}).get("step")
+    if not after:
+        return MISSING
+    loss = f"{after['loss_of_5_rtts']:.2%} lost"
+    if most_loss is not None and after["loss_of_5_rtts"] > most_loss:
+        loss = f"**{loss}** (missed)"
+    key, words, most = (
+        ("queue_under_tenth_bdp_after_rtts", "queue back", 5.0)
+        if step == "halve"
+        else ("used_90_percent_after_rtts", "90 % used", 20.0)
+    )
+    value = after[key]
+    text = f"{words} after {value:.1f} RTT" if value is not None else f"{words}: never"
+    if most_loss is not None and (value is None or value > most):
+        text = f"**{text}** (missed)"
+    return f"{text}, {loss}"
+
+
+def step_table() -> list[str]:
+    """What a halving and a doubling cost."""
+    rows = [
+        "| step | buffer | bound | simulated | proxyd | cubic | bbr |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (step, buffer), loss in STEPS.items():
+        bound = f"queue back within 5 RTT, {loss:.0%}" if step == "halve" else "90 % used within 20 RTT"
+        found = modes(f"wan-step-{step}-{buffer}")
+        cells = [
+            step,
+            buffer,
+            bound,
+            step_cell(read(f"sim-step-{step}-{buffer}"), step, loss),
+            step_cell(found.get("proxyd"), step, loss),
+            *(step_cell(found.get(mode), step, None) for mode in PLAIN),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def held(ok: bool, text: str) -> str:
+    """A figure, and whether its bound holds."""
+    return text if ok else f"**{text}** (missed)"
+
+
+def passed(name: str) -> str:
+    """Of a test file."""
+    result = read(name)
+    if result is None:
+        return MISSING
+    return held(result["passed"], re.sub(r"[= ]*([^=]*\S)[= ]*", r"\1", result["summary"]))
+
+
+def over(name: str, call: Callable[[Any], str]) -> str:
+    """A text from the figures of a run."""
+    result = read(name)
+    return MISSING if result is None else call(result)
+
+
+def policed_found_s(report: Any) -> float | None:
+    """When the estimate came to the policer's rate for good: within -25 % and +10 % for 2 s in a row; None: never."""
+    rate = 100.0
+    points = next(one for one in report["runs"] if one["mode"] == "proxyd")["series"]["estimate"]
+    since: float | None = None
+    for at, value in points:
+        since = (at if since is None else since) if 0.75 * rate <= value <= 1.1 * rate else None
+        if since is not None and at - since >= 2.0:
+            return float(since)
+    return None
+
+
+def demo_text(report: Any) -> str:
+    """p99 over the ideal, and drops per packet."""
+    ours = next(one for one in report["runs"] if one["mode"] == "proxyd")
+    wan = report["wan"]
+    over_ideal = ours["fct_seconds"]["p99"] / report["ideal_cct_seconds"]
+    packets = ours["bursts"] * wan["senders"] * -(-wan["tensor_bytes"] // (wan["mtu"] - 52))
+    drops = ours["drops"] / packets
+    return f"{held(over_ideal <= 1.15, f'{over_ideal:.2f}')}, {held(drops < 0.001, f'{drops:.3%}')}"
+
+
+def two_way_text(report: Any) -> str:
+    """The worst direction, by where the coordinators stand."""
+    texts = []
+    for place, links in report["two-way"].items():
+        worst = min(one["both_over_alone"] for one in links.values())
+        texts.append(f"{place.replace('_', ' ')}: {held(worst >= 0.95, f'{worst:.3f}')}")
+    return ", ".join(texts)
+
+
+def urgent_text(report: Any) -> str:
+    """p99 and bound by size."""
+    texts = []
+    for size, one in report["urgent"].items():
+        p99, bound = one["p99_seconds"], one["bound_seconds"]
+        texts.append(f"{int(size) >> 10} KiB: {held(p99 <= bound, f'{p99:.3f} s')} of {bound:.3f}")
+    return ", ".join(texts)
+
+
+def far_simulated() -> str:
+    """Used far over used beside."""
+    near, far = read("sim-beside"), read("sim-far")
+    if near is None or far is None:
+        return MISSING
+    ratio = far["utilisation"] / near["utilisation"]
+    return held(ratio >= 0.95, f"{ratio:.3f}")
+
+
+def grants_text(report: Any) -> str:
+    """Pure, and through gRPC."""
+    pure, wire, p99 = report["decisions_per_s"], report["grpc_grants_per_s"], report["grpc_p99_ms"]
+    return (
+        f"{held(pure >= 50_000, f'{pure:,.0f}/s')} pure; {held(wire >= 3000, f'{wire:,.0f}/s')}, "
+        f"p99 {held(p99 < 5, f'{p99:.2f} ms')} through gRPC"
+    )
+
+
+def targets_text(table: Any) -> str:
+    """How many bounds hold."""
+    met = sum(bool(one["met"]) for one in table)
+    return held(met == len(table), f"{met} of {len(table)} bounds hold")
+
+
+def policed_text(report: Any) -> str:
+    """Seconds, and the loss of the whole run beside plain TCP's."""
+    found_s = policed_found_s(report)
+    loss = {one["mode"]: one["loss"] for one in report["runs"]}
+    texts = ", ".join(f"{mode} loses {value:.2%}" for mode, value in loss.items())
+    return (
+        f"{held(found_s is not None and found_s <= 15, 'never' if found_s is None else f'{found_s:.1f} s')} ({texts})"
+    )
+
+
+def rest_table() -> list[str]:
+    """Everything that is one line."""
+    lines: list[tuple[str, str, str, str]] = [
+        ("estimate through ten minutes of light use", "within 20 %", "test-light-use", passed("test-light-use")),
+        ("a policed path is found", "within 15 s", "wan-policed", over("wan-policed", policed_text)),
+        (
+            "demo without a capacity: p99 FCT over ideal CCT, drops",
+            "1.15, 0.1 %",
+            "wan-demo",
+            over("wan-demo", demo_text),
+        ),
+        ("coordinator 90 ms away over one beside, simulated", "0.95", "sim-far", far_simulated()),
+        (
+            "the same on real sockets",
+            "0.95",
+            "wan-far",
+            over(
+                "wan-far",
+                lambda one: held(one["far"]["far_over_beside"] >= 0.95, f"{one['far']['far_over_beside']:.3f}"),
+            ),
+        ),
+        ("both directions at once over one way", "0.95", "wan-two-way", over("wan-two-way", two_way_text)),
+        ("weights over 10 s; an urgent message, simulated", "5 %", "test-policy", passed("test-policy")),
+        (
+            "p99 of a small urgent message under a bulk job",
+            "2 RTT + a slot",
+            "wan-urgent",
+            over("wan-urgent", urgent_text),
+        ),
+        ("all bounds of a link, simulated at 1 Gbit/s", "all", "sim-targets", over("sim-targets", targets_text)),
+        ("the same burst, simulated and on real sockets", "10 %", "test-agreement", passed("test-agreement")),
+        ("field cases 5, 12, 20, 28, 29, 44", "pass", "test-cases", passed("test-cases")),
+        ("decisions", "50,000/s; 3,000/s, 5 ms", "bench-grants", over("bench-grants", grants_text)),
+        (
+            "a simulated hour of 64 agents",
+            "60 s",
+            "sim-hour",
+            over("sim-hour", lambda one: held(one["long"]["cpu_s"] < 60, f"{one['long']['cpu_s']:.1f} s")),
+        ),
+    ]
+    commands = {item.name: item.text for item in items()}
+    rows = ["| what | bound | figure | command |", "| --- | --- | --- | --- |"]
+    return rows + [f"| {what} | {bound} | {figure} | `{commands[name]}` |" for what, bound, name, figure in lines]
+
+
+def rate_table() -> list[str]:
+    """The same trace from 10 Mbit/s to 100 Gbit/s."""
+    rows = ["| rate | used, queue p99, loss |", "| --- | --- |"]
+    for rate in ("10Mbit", "1Gbit", "10Gbit", "100Gbit"):
+        rows.append(f"| {rate} | {link_cell(read(f'sim-rate-{rate}'), LINKS['moderate', '1bdp'])} |")
+    return rows
+
+
+def command_table() -> list[str]:
+    """Every run and its command."""
+    rows = ["| result | command |", "| --- | --- |"]
+    return rows + [f"| {item.name} | `{item.text}` |" for item in items()]
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "link": link_table,
+    "fct": fct_table,
+    "step": step_table,
+    "rates": rate_table,
+    "rest": rest_table,
+    "commands": command_table,
+}
+
+
+def write() -> None:
+    """Tables into the document, pictures beside it."""
+    text = DOCUMENT.read_text()
+    for name, table in TABLES.items():
+        start, end = f"<!-- table: {name} -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(start)
+        if not found:
+            raise SystemExit(f"{DOCUMENT} has no place for the table {name!r}: put {start} and {end} there")
+        text = f"{before}{start}\n" + "\n".join(table()) + f"\n{end}{rest.partition(end)[2]}"
+    PICTURES.mkdir(exist_ok=True)
+    for name in PICTURED:
+        source = RESULTS / f"{name}.png"
+        if source.exists():
+            shutil.copyfile(source, PICTURES / f"{name}.png")
+    DOCUMENT.write_text(text)
+    print(f"written: {DOCUMENT.relative_to(ROOT)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 1 when a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="say what there is and run nothing")
+    parser.add_argument("--part", choices=("sim", "wan", "other"), help="only these")
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="only names like this")
+    parser.add_argument("--again", action="store_true", help="also what was measured before")
+    parser.add_argument("--write", action="store_true", help="only write the tables")
+    args = parser.parse_args(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    chosen = [item for item in items() if args.part in (None, item.part) and fnmatch.fnmatchcase(item.name, args.only)]
+    if args.list:
+        for item in chosen:
+            print(f"{'there' if item.result.exists() else '-':6} {item.name:28} {item.text}")
+        return 0
+    ok = True
+    if not args.write:
+        for item in chosen:
+            if args.again or not item.result.exists():
+                ok = run(item) and ok
+    write()
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
