@@ -577,7 +577,8 @@ class LinkEstimator:
     def _buffer_share(self, rtt_ns: int) -> float:
         """The gateway's buffer in round trips; a shallow one where nothing is known."""
         known = self.buffer_bytes
-        return known * NANOS / (self._rate * rtt_ns) if known else DEFAULT_BUFFER_SHARE_OF_BDP
+        # The rate may be nothing at this point: all was lost within a window.
+        return known * NANOS / (max(self._rate, LEAST_BYTES_PER_S) * rtt_ns) if known else DEFAULT_BUFFER_SHARE_OF_BDP
 
     def _target_ns(self, rtt_ns: int) -> int:
         """q*: the standing queue that is aimed at."""
