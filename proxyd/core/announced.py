@@ -2,8 +2,8 @@
 
 A message that is announced keeps the place of its announcement. Where the agent is *far* (its control round trip is
 longer than :data:`FAR_NS`) asking when the data exists would idle the link for a round trip, so the announcement itself
-joins the queue half a round trip before its data is ready, and the first grant arrives with the data. It asks for what
-goes out until the request can be answered: a slot and a round trip's worth, never more than the message.
+joins the queue early enough that the first grant arrives with the data. It asks for what goes out until the request
+can be answered: a slot and a round trip's worth, never more than the message.
 
 Plans are hints. What is granted ahead and not used comes back after a slot's time, no announcement is granted ahead
 twice, and a session may have :data:`MOST_AHEAD` of them unproven in a second: a plan that turns out otherwise costs a
@@ -109,8 +109,11 @@ class Places:
 
 
 def joins_ns(now_ns: int, ready_in_ns: int, control_rtt_ns: int) -> int:
-    """When an announcement joins the queue: its grant then arrives a little before its data."""
-    return now_ns + max(0, ready_in_ns - control_rtt_ns // 2 - EARLY_NS)
+    """When an announcement that came just now joins the queue: its grant then arrives a little before its data.
+
+    ``ready_in_ns`` counted from when it was said, half a round trip ago; the grant takes the other half.
+    """
+    return now_ns + max(0, ready_in_ns - control_rtt_ns - EARLY_NS)
 
 
 def ahead_bytes(nbytes: int, rate_bytes_per_s: int, control_rtt_ns: int, slot_bytes: int, chunk_bytes: int) -> int:

@@ -42,7 +42,7 @@ def ahead(desk: Desk, session: int) -> list[Grant]:
 def test_the_grant_arrives_a_moment_before_the_data() -> None:
     desk = desk_with(1)
     announce(desk, 1, 41, 8 * MIB, 500)
-    desk.advance(500 * MS - RTT_NS // 2 - 2 * MS)
+    desk.advance(500 * MS - RTT_NS - 2 * MS)
     assert not ahead(desk, 1)
     desk.advance(2 * MS)
     (grant,) = ahead(desk, 1)
