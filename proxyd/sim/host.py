@@ -15,6 +15,7 @@ from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, W
 from proxyd.core.striping import stream_paces
 from proxyd.sim.clock import Alarm, Clock
 from proxyd.sim.link import Link
+from proxyd.sim.path import Path
 from proxyd.sim.tcp import Stream
 from proxyd.sim.trainer import Trainer
 from proxyd.wire import peer as wire
@@ -36,6 +37,9 @@ class Network(Protocol):
 
     def link(self, src_site: str, dst_site: str) -> Link:
         """The way from site to site."""
+
+    def path(self, src_site: str, dst_site: str) -> Link | Path:
+        """What a stream from site to site crosses."""
 
     def to_coordinator(self, host: AgentHost, address: str, message: AgentMessage) -> None:
         """Send on a control session."""
@@ -102,12 +106,12 @@ class PeerLink:
 
     def _add_streams(self) -> None:
         world, name = self.owner.world, self.want.peer
-        link = world.link(self.owner.name.site, name.site)
+        path = world.path(self.owner.name.site, name.site)
         while len(self.streams) < self.want.streams:
             stream = Stream(
                 world.clock,
-                link,
-                self.rtt_ns - link.model.one_way_ns,
+                path,
+                self.rtt_ns - path.model.one_way_ns,
                 slow_start_after_idle=world.slow_start_after_idle,
                 ask=lambda: self.owner.next_chunk(name),
                 arrived=self._arrived,

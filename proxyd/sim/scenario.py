@@ -68,6 +68,7 @@ class Run:
         self.world = world = World(
             seed,
             {plan.name: plan.model(seed, scenario.duration_ns + SETTLE_NS) for plan in scenario.links},
+            lines=dict(scenario.lines),
             control_ns=scenario.control_ns,
             control_jitter_ns=scenario.jitter_ns,
             slow_start_after_idle=scenario.slow_start_after_idle,
@@ -256,6 +257,7 @@ class Run:
         world = self.world
         fates = list(world.fates.values())
         links = [world.link(plan.name.src_site, plan.name.dst_site) for plan in self.scenario.links]
+        links += world.access.values()
         rounds = [[world.fates[transfer] for transfer in sent] for sent in self._rounds]
         counted = [fate for fates in rounds[int(self.scenario.expect.get("after_rounds", 0)) :] for fate in fates]
         if not rounds:

@@ -26,6 +26,12 @@ TOML::
     live = false                           # optional: the coordinator finds and follows the rate by itself, and is told
     hint = "300Mbit"                       # ... optional: this for a start, and neither round trip nor buffer
 
+    [[line]]                               # optional: a site's access line, shared by all links out of it or into it
+    site = "hami"
+    direction = "egress"                   # or "ingress"
+    capacity = "400Mbit"
+    buffer = "300kB"
+
     [control]                              # optional
     delay = "300us"
     jitter = "200us"
@@ -243,6 +249,8 @@ class Scenario:
     description: str
     duration_ns: int
     links: tuple[LinkPlan, ...]
+    lines: Mapping[tuple[str, bool], LinkModel]
+    """Access lines by (site, egress)."""
     control_ns: int
     jitter_ns: int
     pause_every_ns: int
@@ -265,6 +273,7 @@ _KEYS = {
         "duration",
         "slow_start_after_idle",
         "link",
+        "line",
         "control",
         "pauses",
         "agents",
@@ -296,6 +305,7 @@ _KEYS = {
         "live",
         "hint",
     },
+    "line": {"site", "direction", "capacity", "buffer"},
     "control": {"delay", "jitter"},
     "pauses": {"every", "most"},
     "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
@@ -352,6 +362,12 @@ def _scenario(path: Path, data: Mapping[str, Any]) -> Scenario:
         description=data["description"],
         duration_ns=parse_duration(data["duration"]),
         links=tuple(_link(path, link) for link in data["link"]),
+        lines={
+            (line["site"], {"egress": True, "ingress": False}[line["direction"]]): LinkModel(
+                parse_rate(line["capacity"]), 0, parse_size(line["buffer"])
+            )
+            for line in data.get("line", ())
+        },
         control_ns=parse_duration(control.get("delay", "300us")),
         jitter_ns=parse_duration(control.get("jitter", "200us")),
         pause_every_ns=parse_duration(pauses["every"]) if pauses else 0,

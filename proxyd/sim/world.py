@@ -22,6 +22,7 @@ from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.sim.clock import Alarm, Clock
 from proxyd.sim.host import AgentHost, Ordered
 from proxyd.sim.link import Link, LinkModel
+from proxyd.sim.path import Path
 from proxyd.sim.trainer import Fate, Trainer
 
 LOCAL = LinkModel(1_250_000_000, 50_000, 1 << 30)
@@ -121,6 +122,7 @@ class World:
         eager_bytes: int = 64 << 20,
         slow_start_after_idle: bool = False,
         stream_capacity_bytes: int = 4 << 20,
+        lines: dict[tuple[str, bool], LinkModel] | None = None,
     ) -> None:
         self.clock = Clock()
         self.rng = random.Random(seed)
@@ -136,6 +138,8 @@ class World:
         self._links = {
             (name.src_site, name.dst_site): Link(self.clock, model, self.rng) for name, model in links.items()
         }
+        self.access = {key: Link(self.clock, model, self.rng) for key, model in (lines or {}).items()}
+        """Access lines by (site, egress): shared by all links out of a site, or into it."""
         self._control_ns = control_ns
         self._control_jitter_ns = control_jitter_ns
         self._sessions: dict[tuple[AgentName, int, str], int] = {}
@@ -153,6 +157,15 @@ class World:
                 raise KeyError(f"the scenario has no link {src_site}->{dst_site}")
             self._links[key] = Link(self.clock, LOCAL, self.rng)
         return self._links[key]
+
+    def path(self, src_site: str, dst_site: str) -> Link | Path:
+        """What a stream from site to site crosses: the link, and the sites' access lines where they have any."""
+        link = self.link(src_site, dst_site)
+        if src_site == dst_site:
+            return link
+        hops = [self.access.get((src_site, True)), link, self.access.get((dst_site, False))]
+        present = [hop for hop in hops if hop is not None]
+        return link if len(present) == 1 else Path(link.model, present)
 
     def host(self, name: AgentName) -> AgentHost | None:
         """A living agent's host."""

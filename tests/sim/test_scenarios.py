@@ -6,12 +6,13 @@ same.
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from proxyd.core.errors import ConfigError
-from proxyd.sim.scenario import InvariantError, Result, load_scenario, run_scenario
+from proxyd.sim.scenario import InvariantError, Result, Run, load_scenario, run_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 SEEDS = {
@@ -111,6 +112,42 @@ first_rank = 0
     halved = back.model(1, 10_000_000_000).trace
     assert halved is not None
     assert halved.rate_at(600_000_000) == 625_000
+
+
+THREE_SITES = """description = "two links out of one site, each as fast as the line that they share"
+duration = "60s"
+[[line]]
+site = "a"
+direction = "egress"
+capacity = "100Mbit"
+buffer = "200kB"
+[[agents]]
+site = "a"
+count = 2
+first_rank = 0
+"""
+
+
+def test_links_out_of_a_site_share_its_access_line(tmp_path: Path) -> None:
+    """The coordinator is not told of the line here: both links are granted in full, and the line drops."""
+    text = THREE_SITES
+    for src, dst in permutations("abc", 2):
+        text += f'[[link]]\nfrom = "{src}"\nto = "{dst}"\n'
+        text += 'capacity = "100Mbit"\nrtt = "20ms"\nbuffer = "1bdp"\n'
+    for number, site in enumerate("bc"):
+        text += f'[[agents]]\nsite = "{site}"\ncount = 1\nfirst_rank = {2 + number}\n'
+        text += f'[[backlog]]\nat = "1s"\nfor = "4s"\nfrom = [{number}, {number}]\nto = [{2 + number}, {2 + number}]\n'
+        text += 'size = "1MiB"\ntraffic = "pipeline"\n'
+    path = tmp_path / "three_sites.toml"
+    path.write_text(text)
+    run = Run(load_scenario(path), 1)
+    result = run.result()
+    (line,) = run.world.access.values()
+    assert result.delivered == result.messages > 20
+    assert line.dropped > 20
+    assert result.drops == line.dropped  # nothing is left to drop behind it
+    seconds = result.simulated_ns / 1e9 - 1
+    assert result.delivered * (1 << 20) / seconds < 12_500_000
 
 
 def test_fallback_carries_on_while_the_coordinator_is_away() -> None:

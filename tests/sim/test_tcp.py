@@ -11,6 +11,7 @@ import pytest
 from proxyd.sim.clock import Clock
 from proxyd.sim.cubic import BETA, INITIAL_PACKETS, CubicWindow
 from proxyd.sim.link import CrossPort, Link, LinkModel
+from proxyd.sim.path import Path
 from proxyd.sim.tcp import Stream
 
 MS = 1_000_000
@@ -221,3 +222,29 @@ def test_two_streams_one_of_them_not_ours_share_a_link_and_fill_its_buffer() -> 
     assert after.utilisation_since(before) > 0.97
     assert 0.25 < share < 0.75
     assert rig.link.peak_queue_bytes > 700_000
+
+
+def test_what_a_later_queue_drops_is_found_and_repaired_as_well() -> None:
+    """A fast access line in front of a slow link: the second queue overflows."""
+    rig = Rig(1)
+    line = Link(rig.clock, LinkModel(100_000_000, 0, 1 << 30), random.Random(1))
+    narrow = Link(rig.clock, LinkModel(12_500_000, 30 * MS, 200_000), random.Random(1))
+    chunks: list[tuple[object, int, bool]] = [(number, CHUNK, True) for number in range(64)]
+    arrivals: list[int] = []
+    stream = Stream(
+        rig.clock,
+        Path(narrow.model, [line, narrow]),
+        30 * MS,
+        slow_start_after_idle=False,
+        ask=lambda: chunks.pop(0) if chunks else None,
+        arrived=arrivals.append,
+    )
+    stream.pump()
+    rig.run(20_000)
+    assert narrow.dropped > 0
+    assert line.dropped == 0
+    assert arrivals == list(range(64))
+    assert stream.settled
+    assert stream.granted_delivered_bytes == 8 << 20
+    assert stream.in_flight_bytes == 0
+    assert line.accepted_bytes == narrow.offered_bytes
