@@ -506,8 +506,7 @@ class CoordinatorMachine:
     def _apply_policy(self, now_ns: int) -> None:
         """A policy or the minute that it is read for has changed: it holds from now on."""
         for link in self._links.values():
-            if link.granter.set_policy(self.policy, self._minute_of_week, now_ns):
-                link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
+            link.granter.set_policy(self.policy, self._minute_of_week, now_ns)
             if link.shadow is not None:
                 link.shadow.set_policy(self.policy, self._minute_of_week, now_ns)
             self._decide(link, now_ns)
@@ -555,8 +554,7 @@ class CoordinatorMachine:
         for number, session in self._sessions.items():
             members.setdefault(session.agent.site, []).append(number)
         for name, link in self._links.items():
-            if link.granter.settings.live:
-                link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
+            link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
             link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
         for site in sorted(members):
             links = self._links_from(site)

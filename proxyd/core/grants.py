@@ -325,6 +325,8 @@ class LinkGranter:
     def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
         pace = self.pace_bytes_per_s(now_ns)
+        # Shares that were made at different paces may sum to more than any of those.
+        total = sum(lane.binding_rate(now_ns) for lane in self._active.values() if not lane.leaving)
         for lane in self._active.values():
             then = lane.pace_then_bytes_per_s
             if not then or lane.ended or lane in planned:
@@ -332,13 +334,15 @@ class LinkGranter:
             if lane.account.outstanding_bytes <= 0:
                 lane.pace_then_bytes_per_s = 0
                 continue
-            rate, ceiling = lane.rate_bytes_per_s * pace // then, lane.ceiling_bytes_per_s
+            rate, ceiling = lane.rate_bytes_per_s * pace // max(then, total), lane.ceiling_bytes_per_s
             self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, pace, now_ns, issued)
 
     def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell a lane its rate, if that has changed by enough to be worth it."""
         told, rate = lane.rate_bytes_per_s, max(1, rate)
-        if (rate - told) * REPACE_UP > told or (told - rate) * REPACE_DOWN > told:
+        # Grants that were issued while the pace crept down hold higher rates than the latest one.
+        held = max(told, lane.account.binding_rate(now_ns))
+        if (rate - told) * REPACE_UP > told or (held - rate) * REPACE_DOWN > held:
             lane.repace(rate, pace, now_ns)
             issued.append((lane.session, Pace(self.link, rate, self.epoch)))
 
@@ -377,13 +381,16 @@ class LinkGranter:
             lane = share.lane
             if (
                 (self.settings.live or self._limit_changed)
-                and rate
-                and start_ns <= now_ns
                 and lane in busy
                 and not lane.leaving
             ):
                 # Its part of the link may have changed: also for what it holds.
-                self._tell_pace(lane, rate, pace, now_ns, issued)
+                if rate and (start_ns <= now_ns or rate < lane.rate_bytes_per_s):
+                    self._tell_pace(lane, rate, pace, now_ns, issued)
+                elif not rate and pace < lane.pace_then_bytes_per_s:
+                    # Together they hold more than the pace that has fallen: each gives up its part of the difference.
+                    part = lane.rate_bytes_per_s * pace // lane.pace_then_bytes_per_s
+                    self._tell_pace(lane, part, pace, now_ns, issued)
             if rate and self._issue(share, rate, start_ns, now_ns, issued):
                 return True
             if rate and share.lane not in busy:

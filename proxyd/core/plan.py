@@ -47,6 +47,9 @@ MOST_TOGETHER = 4
 FAR_NS = SLOT_NS // 4
 """A quarter slot. Slots that are shorter because a buffer is shallow don't make near agents far: the lead time knows
 the buffer."""
+QUANTUM_NS = 60_000_000
+"""A turn of the heaviest job, in link time: a hand-over costs a millisecond or two. Over 10 s a job has its weight
+within about one turn. What is urgent doesn't wait for the end of one."""
 MOST_BEHIND = 4
 """Turns that a job can be behind those that are served beside it."""
 LEAST_QUANTUM = 4
@@ -89,7 +92,7 @@ class Planner:
         """No floor owes a turn before."""
         self._now_ns = 0
         self._chunk_bytes = 1
-        self._turn_bytes = 1
+        self._turn_bytes = self._quantum_bytes = 1
         self._far_ns = 0
 
     def set_policy(self, policy: Policy, fifo_share: float) -> None:
@@ -116,6 +119,9 @@ class Planner:
         elif home is not None and (queue.waits_below(waiting.traffic) or 0 < home.deadlines < home.count):
             # Only a lower class can starve, and who has no deadline beside those who have one: jobs have weights.
             self._credit_bytes += nbytes * self.fifo_share / (1 - self.fifo_share)
+        elif self._credit_bytes:
+            # The lowest of all gets something as it is: as far as that goes it isn't starving.
+            self._credit_bytes = max(0.0, self._credit_bytes - nbytes)
         if home is None:
             return
         account = home.account
@@ -140,12 +146,12 @@ class Planner:
         """Shares of ``pace`` (payload bytes/s), whose sum never exceeds it.
 
         :param in_flight_ns: how long a byte is outstanding; with ``chunk_bytes`` it says how many can share.
-        :param turn_bytes: a turn of the longest waiter or of a job: long enough that the hand-overs around it cost
-            little.
+        :param turn_bytes: a turn of the longest waiter: long enough that the hand-overs around it cost little.
         :param far_ns: a control round trip above this is too long for hand-overs; 0: none is.
         """
         queue = self._queue
         self._now_ns, self._chunk_bytes, self._turn_bytes, self._far_ns = now_ns, chunk_bytes, turn_bytes, far_ns
+        self._quantum_bytes = max(turn_bytes, pace * QUANTUM_NS // NANOS)
         if queue.throttled:
             queue.release(now_ns)
         left = pace
@@ -212,7 +218,7 @@ class Planner:
         yield from first.in_order()
         previous = first
         for job in members.others():
-            turn = max(self._turn_bytes / self._queue.heaviest, self._quantum(job) / job.account.weight)
+            turn = max(self._quantum_bytes / self._queue.heaviest, self._quantum(job) / job.account.weight)
             members.lift(previous, job.tag - MOST_BEHIND * turn)
             yield from job.in_order()
             previous = job
@@ -374,8 +380,8 @@ class Planner:
 
     def _quantum(self, job: JobQueue) -> int:
         """A job's turn: in proportion to its weight, so that every job has one in each round."""
-        turn = self._turn_bytes
-        return max(int(turn * job.account.weight / self._queue.heaviest), turn // LEAST_QUANTUM, 1)
+        most = self._quantum_bytes
+        return max(int(most * job.account.weight / self._queue.heaviest), most // LEAST_QUANTUM, 1)
 
     def _owed(self) -> JobAccount | None:
         """The job that its floor owes a turn: of several the one that has waited for longest."""

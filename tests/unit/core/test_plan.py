@@ -235,6 +235,18 @@ def test_the_longest_waiter_has_a_turn_when_its_part_has_gathered() -> None:
     assert link.planner.starvation_turns == 1
 
 
+def test_who_gets_something_as_it_is_does_not_starve() -> None:
+    link = Link(fifo_share=0.2)
+    patient = link.want(1, BULK)
+    for _ in range(20):
+        urgent = link.want(2, PIPELINE, nbytes=10_000)
+        link.grant(urgent, 10_000)
+        link.grant(patient, 5_000)
+    link.want(2, PIPELINE)
+    assert link.plan()[0].waiting is not patient
+    assert link.planner.starvation_turns == 0
+
+
 def test_without_a_part_for_it_the_longest_waiter_waits() -> None:
     link = Link(fifo_share=0)
     link.want(1, BULK)
