@@ -29,7 +29,7 @@ from proxyd.core.lanes import Lane
 from proxyd.core.messages import Report
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
-from proxyd.core.shadow_model import ShadowModel, ShadowTransfer
+from proxyd.core.shadow_model import ShadowLine, ShadowModel, ShadowTransfer
 from proxyd.wire.envelope import TrafficClass
 
 MAX_BEHIND = 20_000
@@ -159,7 +159,8 @@ class ShadowLink:
         self._shadow = LinkGranter(
             dataclasses.replace(real.settings, observe=False), epoch=0, control_rtt_ns=control_rtt_ns, lease_ns=lease_ns
         )
-        self._model = ShadowModel(self._shadow, real.estimator, control_rtt_ns)
+        self._line = ShadowLine(real.estimator, live=real.settings.live)
+        self._model = ShadowModel(self._shadow, self._line, control_rtt_ns)
         self._pairs: OrderedDict[TransferId, _Pair] = OrderedDict()
         """Asked for, and not ended both ways; oldest first."""
         self._behind = 0
@@ -216,6 +217,7 @@ class ShadowLink:
         if flow.delivered_bytes or flow.sent_bytes:
             seen.counted_ns = now_ns
         self._real.estimator.on_report(report, flow, now_ns)
+        self._line.arrived(flow.delivered_bytes, now_ns)
         if flow.sent_bytes and report.srtt_ns:
             self._real_queue.add(report.srtt_ns - self._real.estimator.min_rtt_ns(now_ns))
 

@@ -28,6 +28,12 @@ from proxyd.core.ids import AgentName, TransferId
 from proxyd.core.messages import Grant, Pace, Report
 
 SEGMENT_BYTES = 1448
+RATE_SPAN_NS = 100_000_000
+"""Agents report at different times, up to 5 ms apart: over this span that is 5 %."""
+RATE_STEP_NS = 20_000_000
+RATE_WINDOW_NS = 5 * NANOS
+RATE_KNOWN_NS = NANOS
+"""Time of traffic until which what was configured or estimated counts too: TCP's windows are still opening."""
 
 
 class _Kind(enum.IntEnum):
@@ -92,14 +98,73 @@ class _Sender:
         return at_ns
 
 
+class ShadowLine:
+    """What is known of the real link: the modelled one has its rate and its round trip.
+
+    Where the capacity is configured and believed, that is its rate. Else it is what arrived within a tenth of a second
+    in the best tenth of the time in which anything did, lately. The estimate that grants go by is no help here: under
+    unpaced bursts it jumps, up with every repaired hole and down with every loss, which harms nobody as long as nothing
+    is granted. Nor is the most that ever arrived: after a stall it is what had been held up as well.
+    """
+
+    __slots__ = ("_active_ns", "_arrived", "_arrived_bytes", "_estimator", "_last_ns", "_live", "_rate", "_samples")
+
+    def __init__(self, estimator: LinkEstimator, *, live: bool) -> None:
+        self._estimator = estimator
+        self._live = live
+        self._arrived: deque[tuple[int, int]] = deque()
+        """(time, bytes that had arrived by then), over a little more than one span."""
+        self._arrived_bytes = 0
+        self._samples: deque[tuple[int, int]] = deque()
+        """(active time, rate over the span before)."""
+        self._rate = 0
+        self._active_ns = self._last_ns = 0
+        """A clock that stands while nothing arrives: a pause makes no line slower."""
+
+    def arrived(self, nbytes: int, now_ns: int) -> None:
+        """More has arrived at the far end, as an agent reports."""
+        if not self._live or nbytes <= 0:
+            return
+        self._arrived_bytes += nbytes
+        arrived = self._arrived
+        arrived.append((now_ns, self._arrived_bytes))
+        span_ns = max(RATE_SPAN_NS, 2 * self._estimator.min_rtt_ns(now_ns))
+        while len(arrived) > 1 and arrived[1][0] <= now_ns - span_ns:
+            arrived.popleft()
+        self._active_ns += min(span_ns, now_ns - self._last_ns)
+        self._last_ns = now_ns
+        samples = self._samples
+        if samples and self._active_ns - samples[-1][0] < RATE_STEP_NS:
+            return
+        begun_ns, before = arrived[0]
+        samples.append((self._active_ns, (self._arrived_bytes - before) * NANOS // max(span_ns, now_ns - begun_ns)))
+        while samples[0][0] < self._active_ns - RATE_WINDOW_NS:
+            samples.popleft()
+        rates = sorted(rate for _, rate in samples)
+        self._rate = rates[len(rates) * 9 // 10]
+
+    def rate_bytes_per_s(self, now_ns: int) -> int:
+        """Payload that it carries."""
+        if self._active_ns < RATE_KNOWN_NS:
+            return max(self._rate, self._estimator.rate_bytes_per_s(now_ns))
+        return self._rate
+
+    def rtt_ns(self, now_ns: int) -> int:
+        """Round trip without a queue."""
+        return self._estimator.min_rtt_ns(now_ns)
+
+    def buffer_ns(self, now_ns: int) -> int:
+        """The longest that its queue can be; 0: not known."""
+        return self._estimator.buffer_bytes * NANOS // self.rate_bytes_per_s(now_ns)
+
+
 class ShadowModel:
     """Modelled senders and link around a granter of their own.
 
     :param granter: decides; nobody else may call it.
-    :param link: what is known of the real link: the modelled one has its rate and its round trip.
     """
 
-    def __init__(self, granter: LinkGranter, link: LinkEstimator, control_rtt_ns: int) -> None:
+    def __init__(self, granter: LinkGranter, line: ShadowLine, control_rtt_ns: int) -> None:
         self.granter = granter
         self.finished: list[tuple[ShadowTransfer, int]] = []
         """Transfers that have ended since they were last taken, with the time at which the coordinator would have
@@ -107,7 +172,7 @@ class ShadowModel:
         self.transfers: dict[TransferId, ShadowTransfer] = {}
         self.queue_samples: list[int] = []
         """Nanoseconds of queue at each report since they were last taken."""
-        self._link = link
+        self._line = line
         self._control_rtt_ns = control_rtt_ns
         self._senders: dict[int, _Sender] = {}
         self._events: list[tuple[int, int, _Kind, int, Grant | Pace | Report | TransferId | None]] = []
@@ -248,8 +313,10 @@ class ShadowModel:
 
     def _say(self, sender: _Sender, now_ns: int) -> None:
         self._advance(now_ns)
-        rtt_ns = self._link.min_rtt_ns(now_ns)
+        rtt_ns = self._line.rtt_ns(now_ns)
         queue_ns = max(0, self._free_ns - now_ns)
+        if buffer_ns := self._line.buffer_ns(now_ns):
+            queue_ns = min(queue_ns, buffer_ns)
         self.queue_samples.append(queue_ns)
         backlog = sender.backlog_bytes
         report = Report(
@@ -299,15 +366,14 @@ class ShadowModel:
 
     def _serve(self, sender: _Sender, transfer: TransferId, nbytes: int, begun_ns: int, ended_ns: int) -> None:
         """Bytes that left in this time reach the link, wait their turn and are acknowledged."""
-        rate = max(1, self._link.rate_bytes_per_s(ended_ns))
+        rate = self._line.rate_bytes_per_s(ended_ns)
         self._free_ns = max(ended_ns, max(self._free_ns, begun_ns) + nbytes * NANOS // rate)
-        buffer_bytes = self.granter.estimator.buffer_bytes
-        queued = (self._free_ns - ended_ns) * rate // NANOS
-        if buffer_bytes and queued > buffer_bytes:
+        buffer_ns = self._line.buffer_ns(ended_ns)
+        if buffer_ns and (over_ns := self._free_ns - ended_ns - buffer_ns) > 0:
             # It would have been lost and sent again: it takes the link's time all the same.
-            sender.retransmits += max(1, min(nbytes, queued - buffer_bytes) // SEGMENT_BYTES)
+            sender.retransmits += max(1, min(nbytes, over_ns * rate // NANOS) // SEGMENT_BYTES)
         sender.left_bytes += nbytes
-        acked_ns = self._free_ns + self._link.min_rtt_ns(ended_ns)
+        acked_ns = self._free_ns + self._line.rtt_ns(ended_ns)
         sender.acks.append((acked_ns, sender.left_bytes))
         known = self.transfers.get(transfer)
         if known is None:
