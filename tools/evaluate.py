@@ -115,7 +115,7 @@ def items() -> list[Item]:
     cross = "bench link --cross 100Mbit --rate 400Mbit --seconds 24 --series --out {out} --plot {png}"
     found.append(_item("wan-cross", "wan", cross))
     found.append(_item("wan-demo", "wan", "demo --no-capacity --out {out} --plot {png}"))
-    for part in ("far", "two-way", "urgent"):
+    for part in ("far", "two-way", "urgent", "weights"):
         found.append(_item(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
     found.append(_test("test-agreement", "wan", "tests/wan/test_agreement.py"))
     found.append(_test("test-cases", "wan", "tests/e2e/test_cases_estimation.py"))
@@ -396,6 +396,14 @@ def rest_table() -> list[str]:
         ),
         ("both directions at once over one way", "0.95", "wan-two-way", over("wan-two-way", two_way_text)),
         ("weights over 10 s; an urgent message, simulated", "5 %", "test-policy", passed("test-policy")),
+        (
+            "the same weights on real sockets",
+            "5 %",
+            "wan-weights",
+            over(
+                "wan-weights", lambda one: held(one["weights"]["off_by"] <= 0.05, f"{one['weights']['off_by']:.1%} off")
+            ),
+        ),
         (
             "p99 of a small urgent message under a bulk job",
             "2 RTT + a slot",

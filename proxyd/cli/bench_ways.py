@@ -1,4 +1,4 @@
-"""``proxyd bench ways``: where the coordinator stands, both directions at once, and small urgent messages.
+"""``proxyd bench ways``: where the coordinator stands, both directions at once, urgent messages, jobs by weight.
 
 On the emulated WAN, with real agents; docs/evaluation.md says what each part shows.
 """
@@ -17,7 +17,7 @@ from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_si
 if TYPE_CHECKING:
     from proxyd.cli.link_bench.ways import WaysScenario
 
-PARTS = ("far", "two-way", "urgent")
+PARTS = ("far", "two-way", "urgent", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         "far": lambda: ways.far(scenario),
         "two-way": lambda: ways.two_way(scenario),
         "urgent": lambda: ways.urgent(scenario, sizes),
+        "weights": lambda: ways.weights(scenario),
     }
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console, errors = Console(), Console(stderr=True)

@@ -30,6 +30,9 @@ CONTROL_RATE_BYTES_PER_S = 125_000_000
 URGENT_PAUSE_S = 0.1
 URGENT_WARMUP = 3
 """Messages that open the urgent sender's TCP window, in no figure."""
+WEIGHED_NS = 10 * NS_PER_S
+WEIGHED_MESSAGE_BYTES = 512 << 10
+WEIGHED_DEPTH = 16
 SETTLE_RTTS = 20
 """Of each phase, in no figure."""
 
@@ -247,6 +250,38 @@ def urgent_figures(scenario: WaysScenario, flows: Sequence[Flow], looks: Sequenc
         "p99_seconds": round(percentile(seconds, 0.99), 4),
         "slot_seconds": round(slot_s, 4),
         "bound_seconds": round(bound_s, 4),
+        "link_used": round(used, 4),
+    }
+
+
+def weights(scenario: WaysScenario) -> dict[str, Any]:
+    """Two jobs, one of three times the other's weight, both backlogged: what each got over ten seconds."""
+    jobs = {"heavy": 3, "light": 1}
+    tables = "".join(f'[[job]]\nname = "{job}-a-b"\nweight = {weight}\n' for job, weight in jobs.items())
+    one = replace(scenario, senders=1, tensor_bytes=WEIGHED_MESSAGE_BYTES, depth=WEIGHED_DEPTH)
+    with Ways(replace(one, senders=2), BESIDE, tables) as ways:
+        streams = [ways.stream(FORWARD, senders=1, job=job, first_host=host) for host, job in enumerate(jobs)]
+        start_ns = max(stream.backlog.start() for stream in streams)
+        warm_ns = start_ns + scenario.settle_ns
+        end_ns = warm_ns + WEIGHED_NS
+        at_once([partial(stream.backlog.run, end_ns) for stream in streams])
+        used = ways.net.wan.history(*FORWARD).used(warm_ns, end_ns)
+        at_once([stream.backlog.drain for stream in streams])
+        got = [
+            sum(flow.end_ns - warm_ns > 0 and flow.end_ns <= end_ns for flow in stream.backlog.flows)
+            * WEIGHED_MESSAGE_BYTES
+            for stream in streams
+        ]
+        for stream in streams:
+            stream.finish()
+    wanted = jobs["heavy"] / sum(jobs.values())
+    share = ratio(got[0], sum(got))
+    return {
+        "heavy_bytes": got[0],
+        "light_bytes": got[1],
+        "heavy_share": share,
+        "wanted_share": wanted,
+        "off_by": round(max(abs(share / wanted - 1), abs((1 - share) / (1 - wanted) - 1)), 4),
         "link_used": round(used, 4),
     }
 
