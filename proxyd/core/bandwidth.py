@@ -77,6 +77,8 @@ QUEUE_TARGET_OF_BUFFER = 0.3
 WINDOW_OF_RTT = 5
 """A rate is measured over a fifth of a round trip, but no less than ``LEAST_WINDOW_NS``."""
 LEAST_BIN_NS = 5_000_000
+LONG_INTERVALS = 4
+"""What an agent reports after a longer silence happened within so many intervals before."""
 LEAST_WINDOW_NS = 20_000_000
 """Four report intervals: less would measure when reports came."""
 PROBE = 0.02
@@ -200,11 +202,12 @@ class Flow:
     """What the reporting agent's streams delivered (also behind a hole), sent (first times only) and sent again
     (segments) since its last report."""
     since_ns: int = 0
-    """When that was."""
+    at_ns: int = 0
+    """Between which times, on our clock."""
+    horizon_ns: int = 0
+    """Until when all agents that have bytes in flight have reported."""
     in_flight_bytes: int = 0
     """Of all agents: left and not delivered."""
-    senders: int = 1
-    """How many agents have some in flight."""
     demand: bool = False
     """Data waits at some host for its turn at the link."""
     window_limited: bool = False
@@ -251,6 +254,7 @@ class LinkEstimator:
         "_hold_ns",
         "_hold_until_ns",
         "_holes",
+        "_judged_ns",
         "_known_rtt_ns",
         "_least_queue",
         "_loss_events_ns",
@@ -291,6 +295,7 @@ class LinkEstimator:
         self._bins: deque[_Bin] = deque()
         """The last two seconds, by report interval; the newest one still fills."""
         self._width_ns = LEAST_BIN_NS
+        self._judged_ns = 0
         self._holes = False
         self._full_since_ns: int | None = None
         """Everything delivered from then on was sent without a gap; None: there is a gap now."""
@@ -399,59 +404,66 @@ class LinkEstimator:
             self._full_since_ns = None
         elif self._full_since_ns is None:
             self._full_since_ns = now_ns + rtt_ns + flow.control_rtt_ns
-        complete = self._count(flow, rtt_ns, now_ns)
+        self._count(flow, rtt_ns)
         if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
             newest, queue_ns = self._bins[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
             newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
             newest.queue_most_ns = max(newest.queue_most_ns, queue_ns)
-        if complete:
+        if flow.horizon_ns >= self._judged_ns + self._width_ns:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
 
-    def _count(self, flow: Flow, rtt_ns: int, now_ns: int) -> bool:
-        """Spread what a report adds over the time in which it happened; True when an interval is complete.
+    def _count(self, flow: Flow, rtt_ns: int) -> None:
+        """Spread what a report adds over the time in which it happened.
 
         Agents report at their own times. Were their counts simply added up at fixed ones, the first and last reports in
         a window of four intervals would be off by up to a quarter of the rate at each hand-over.
         """
-        bins = self._bins
-        if abs(max(LEAST_BIN_NS, rtt_ns // 16) - self._width_ns) * 4 > self._width_ns:
+        bins, at_ns = self._bins, flow.at_ns
+        width_ns = max(LEAST_BIN_NS, rtt_ns // 16)
+        if abs(width_ns - self._width_ns) * 4 > self._width_ns:
             bins.clear()
-            self._width_ns = max(LEAST_BIN_NS, rtt_ns // 16)
+            self._width_ns = width_ns
         width_ns = self._width_ns
-        complete = False
-        if not bins or now_ns - bins[-1].end_ns > LONG_WINDOW_NS:
+        if not bins or at_ns - bins[-1].end_ns > LONG_WINDOW_NS:
             bins.clear()
-            bins.append(_Bin(now_ns, self.pace_bytes_per_s))
-        while bins[-1].end_ns < now_ns:
+            bins.append(_Bin(at_ns, self.pace_bytes_per_s))
+            self._judged_ns = at_ns
+        while bins[-1].end_ns < at_ns:
             bins.append(_Bin(bins[-1].end_ns + width_ns, self.pace_bytes_per_s))
-            complete = True
-        while bins[0].end_ns < now_ns - LONG_WINDOW_NS:
+        while bins[0].end_ns < at_ns - LONG_WINDOW_NS:
             bins.popleft()
-        since_ns = max(flow.since_ns, now_ns - 2 * width_ns)
-        span_ns = max(1, now_ns - since_ns)
         bins[-1].retransmits += flow.retransmits
-        until_ns = now_ns
+        since_ns = max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
+        span_ns = at_ns - since_ns
+        if span_ns <= 0:  # should an agent's clock say nonsense
+            since_ns, span_ns = at_ns - 1, 1
+        until_ns = at_ns
         for one in reversed(bins):
             begin_ns = max(one.end_ns - width_ns, since_ns)
-            share = max(0, until_ns - begin_ns) / span_ns
-            one.delivered_bytes += flow.delivered_bytes * share
-            one.sent_bytes += flow.sent_bytes * share
-            until_ns = min(until_ns, begin_ns)
+            if until_ns > begin_ns:
+                share = (until_ns - begin_ns) / span_ns
+                one.delivered_bytes += flow.delivered_bytes * share
+                one.sent_bytes += flow.sent_bytes * share
+                until_ns = begin_ns
             if until_ns <= since_ns:
                 break
-        return complete
 
     def _judge(self, rtt_ns: int, now_ns: int) -> None:
         """What the complete intervals say of the bottleneck."""
         bins = self._bins
         width_ns = self._width_ns
         count = max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS) // width_ns
-        # The newest one fills still; and where several agents send, the one before lacks what some of them will report.
-        end = len(bins) - (2 if self._flow.senders > 1 else 1)
+        end = len(bins)
+        while end and bins[end - 1].end_ns > self._flow.horizon_ns:
+            end -= 1  # it still fills
+        if end:
+            self._judged_ns = bins[end - 1].end_ns
         # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
-        seen = [one.queue_ns for one in islice(reversed(bins), 1, 1 + QUEUE_BINS) if one.queue_ns >= 0]
+        seen = [
+            bins[index].queue_ns for index in range(max(0, end - QUEUE_BINS), len(bins)) if bins[index].queue_ns >= 0
+        ]
         self._queue_ns = min(seen, default=0)
         if end < count:
             return

@@ -38,6 +38,8 @@ from proxyd.wire.envelope import TrafficClass
 REPACE_DOWN = 64
 REPACE_UP = 128
 """A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/128: probes begin with 1/50."""
+STALE_READING_NS = 30_000_000
+"""An agent that has reported nothing for so long is not waited for when the link's rate is reckoned."""
 RESIZE = 8
 """Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
@@ -121,23 +123,25 @@ class LinkGranter:
             -lane.arrived_bytes,
             -account.left_bytes,
             -account.retransmits,
-            lane.counted_ns,
+            since_ns=lane.counted_ns,
             window_limited=report.limited,
             control_rtt_ns=lane.control_rtt_ns,
-            senders=0,
         )
         self._settle(lane.reported(report, now_ns))
         flow.delivered_bytes += lane.arrived_bytes
         flow.sent_bytes += account.left_bytes
         flow.retransmits += account.retransmits
-        if flow.delivered_bytes or flow.sent_bytes:
-            lane.counted_ns = now_ns
+        flow.at_ns = flow.horizon_ns = lane.read_at(
+            report.elapsed_ns, bool(flow.delivered_bytes or flow.sent_bytes), now_ns
+        )
         flow.demand = self.queue.count > 0
+        stale_ns = now_ns - max(STALE_READING_NS, self._rtt_ns // 2)
         for other in self._active.values():
             if not other.ended:
                 in_flight = other.in_flight_bytes
                 flow.in_flight_bytes += in_flight
-                flow.senders += in_flight > 0
+                if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
+                    flow.horizon_ns = other.counted_ns
                 flow.demand = flow.demand or other.account.at_host_bytes > 0
         self.estimator.on_report(report, flow, now_ns)
         rtt_ns = self.estimator.min_rtt_ns(now_ns)
@@ -379,11 +383,7 @@ class LinkGranter:
         for share in plan:
             rate, start_ns = self._rate(share, busy, now_ns)
             lane = share.lane
-            if (
-                (self.settings.live or self._limit_changed)
-                and lane in busy
-                and not lane.leaving
-            ):
+            if (self.settings.live or self._limit_changed) and lane in busy and not lane.leaving:
                 # Its part of the link may have changed: also for what it holds.
                 if rate and (start_ns <= now_ns or rate < lane.rate_bytes_per_s):
                     self._tell_pace(lane, rate, pace, now_ns, issued)

@@ -25,6 +25,8 @@ from proxyd.core.window import Account
 
 DELIVERS = 0.9
 """A lane that sends at least this part of its rate uses it."""
+LONG_SILENCE_NS = 200_000_000
+DRIFT = 256
 SPEED_SPAN_NS = 2_000_000
 """Reports that are closer together say nothing about speed."""
 SLOW_EPOCHS = 2
@@ -93,7 +95,7 @@ class Lane:
         """When its last granted byte leaves, as predicted."""
         self.reported_ns = 0
         self.counted_ns = 0
-        """When its counts last changed: reports between two readings of the kernel repeat the earlier one's."""
+        """When its kernel was last read, as far as its reports say; see :meth:`read_at`."""
         self.arrived_bytes = 0
         """Delivered, in order or behind a hole."""
         self.lost_bytes = 0
@@ -188,6 +190,24 @@ class Lane:
         self.arrived_bytes = min(max(self.arrived_bytes, arrived), account.left_bytes)
         self.lost_bytes = max(0, report.lost_bytes)
         return settled
+
+    def read_at(self, elapsed_ns: int, changed: bool, now_ns: int) -> int:
+        """When the reading was taken that a report tells, on our clock.
+
+        Both clocks run alike, and a report can only be late: so its reading is as much younger than the one before as
+        its agent says, and never younger than the report. The difference is let go slowly, because clocks drift.
+        """
+        before_ns = self.counted_ns
+        if not elapsed_ns:
+            if changed:
+                self.counted_ns = now_ns
+            return self.counted_ns
+        if elapsed_ns > LONG_SILENCE_NS or not before_ns:
+            self.counted_ns = now_ns
+        else:
+            at_ns = before_ns + elapsed_ns
+            self.counted_ns = min(now_ns, at_ns + (now_ns - at_ns) // DRIFT)
+        return self.counted_ns
 
     @property
     def in_flight_bytes(self) -> int:

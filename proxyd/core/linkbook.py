@@ -127,6 +127,8 @@ class LinkBook:
         self._taken_before_bytes = 0
         self._limited = True
         self._reported: Report | None = None
+        self._read_ns = self._reported_read_ns = 0
+        """When the kernel's counters were read last, and which reading was reported last."""
         self._leaves_ns = 0
         """When the backlog will have left, as last reckoned."""
         self._lead_said = True
@@ -428,6 +430,7 @@ class LinkBook:
     def progress(self, peer: AgentName, counts: PeerCounts, now_ns: int) -> None:
         """Take in the kernel's counts for one peer's streams."""
         counts.taken_bytes = self.peers[peer].taken_bytes if peer in self.peers else 0
+        self._read_ns = now_ns
         self.peers[peer] = counts
         self.report_due_ns = now_ns
         self._reckon(now_ns)
@@ -517,4 +520,6 @@ class LinkBook:
         if report == self._reported:
             return None
         self._reported = report
-        return report
+        elapsed_ns = self._read_ns - self._reported_read_ns if self._reported_read_ns else 0
+        self._reported_read_ns = self._read_ns
+        return dataclasses.replace(report, elapsed_ns=elapsed_ns) if elapsed_ns else report

@@ -144,6 +144,10 @@ class Report:
     """Arrived behind a hole: acknowledged selectively, and not counted as delivered yet."""
     lost_bytes: int = 0
     """Left, taken for lost by TCP, and not sent again yet: not in flight any more."""
+    elapsed_ns: int = 0
+    """On the agent's clock, between the reading of the kernel's counters that this report tells and the one that its
+    last report told; 0: they are the same, or this is the first. Hosts that are held up delay reports, but not this.
+    """
 
 
 @value(frozen=True, slots=True)

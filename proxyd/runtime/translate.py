@@ -209,6 +209,7 @@ _AGENT_KINDS: dict[str, Spec] = {
             "window_bytes": _BYTES,
             "sacked_bytes": _BYTES,
             "lost_bytes": _BYTES,
+            "elapsed_ns": _NS,
         },
     ),
     "echo": Spec(core.Echo, pb.Echo, {"number": _COUNT, "held_ns": _NS}),
