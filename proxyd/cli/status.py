@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, RemoteError
@@ -110,6 +110,31 @@ def _agent(name: coordination_pb2.AgentName) -> str:
     return f"{name.site}/{name.name}"
 
 
+def _has_rule(jobs: Sequence[admin_pb2.JobStatus]) -> bool:
+    return any(job.floor_bytes_per_s or job.cap_bytes_per_s or job.weight != 1 for job in jobs)
+
+
+def _print_jobs(console: Console, jobs: Sequence[tuple[admin_pb2.LinkStatus, admin_pb2.JobStatus]]) -> None:
+    """Who got how much of each link, beside what the policy says."""
+    from rich.table import Table
+
+    table = Table("job", "link", "weight", "floor", "cap", "granted", "of the link", "waiting", box=None)
+    for link, job in jobs:
+        total = sum(one.granted_bytes for one in link.jobs)
+        cap = format_rate(job.cap_bytes_per_s) if job.cap_bytes_per_s else "-"
+        table.add_row(
+            job.name,
+            f"{link.link.src_site}->{link.link.dst_site}",
+            f"{job.weight:g}",
+            format_rate(job.floor_bytes_per_s) if job.floor_bytes_per_s else "-",
+            f"{cap} (used up)" if job.held_back else cap,
+            format_size(job.granted_bytes),
+            f"{100 * job.granted_bytes / total:.1f} %" if total else "-",
+            f"{job.waiting_transfers} ({format_size(job.waiting_bytes)})" if job.waiting_transfers else "0",
+        )
+    console.print(table)
+
+
 def print_status(status: admin_pb2.StatusResponse) -> None:
     """Tables for people."""
     from rich.console import Console
@@ -139,6 +164,9 @@ def print_status(status: admin_pb2.StatusResponse) -> None:
             senders or "-",
         )
     console.print(links if status.links else "no links yet")
+    told = [link for link in status.links if len(link.jobs) > 1 or _has_rule(link.jobs)]
+    if told:
+        _print_jobs(console, [(link, job) for link in told for job in link.jobs])
     for link in status.links:
         for item in link.waiting[:3]:
             console.print(

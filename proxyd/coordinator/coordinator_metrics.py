@@ -66,6 +66,11 @@ LINK_GAUGES: tuple[tuple[str, str, _Read], ...] = (
         lambda link: link.window_bytes,
     ),
     ("proxyd_link_outstanding_bytes", "Bytes granted and not yet delivered.", lambda link: link.outstanding_bytes),
+    (
+        "proxyd_link_limit_bytes_per_second",
+        "Payload rate that the policy allows now; 0: no limit.",
+        lambda link: link.limit_bytes_per_s,
+    ),
     ("proxyd_link_rtt_seconds", "Smallest round trip seen.", lambda link: link.rtt_ns / 1e9),
     ("proxyd_link_queue_seconds", "Queueing delay in the network.", lambda link: link.queue_ns / 1e9),
     ("proxyd_link_buffer_bytes", "Buffer in front of the link; 0: not known.", lambda link: link.buffer_bytes),
@@ -99,6 +104,16 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
             for link in status.links
             for source in SOURCES
         ],
+    )
+    yield counter(
+        "proxyd_job_granted_bytes_total",
+        "Payload bytes granted to each job.",
+        [({"link": str(link.link), "job": job.name}, job.granted_bytes) for link in status.links for job in link.jobs],
+    )
+    yield gauge(
+        "proxyd_job_waiting_bytes",
+        "Bytes of each job that wait for grants.",
+        [({"link": str(link.link), "job": job.name}, job.waiting_bytes) for link in status.links for job in link.jobs],
     )
     yield from shadow_families(status.links)
     yield from observer.families()

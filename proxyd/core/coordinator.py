@@ -25,7 +25,14 @@ from bisect import insort
 from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
-from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LaneStatus, LinkStatus, WaitingStatus
+from proxyd.core.coordinator_status import (
+    AgentStatus,
+    CoordinatorStatus,
+    JobStatus,
+    LaneStatus,
+    LinkStatus,
+    WaitingStatus,
+)
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.errors import ConfigError
 from proxyd.core.events import (
@@ -655,6 +662,8 @@ class CoordinatorMachine:
             totals=granter.totals(),
             last_reason=granter.last_reason,
             shadow=None if link.shadow is None else link.shadow.status(),
+            jobs=tuple(JobStatus.of(granter.queue, account) for account in granter.queue.accounts()),
+            limit_bytes_per_s=granter.limit_bytes_per_s,
         )
 
     def audit(self, now_ns: int) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from proxyd.core.allocation import LinkQueue
 from proxyd.core.grants import LinkTotals
 from proxyd.core.ids import AgentName, LinkName, TransferId
+from proxyd.core.jobs import JobAccount
 from proxyd.core.messages import DirectoryEntry
 from proxyd.core.shadow import ShadowStatus
 from proxyd.wire.envelope import TrafficClass
@@ -44,6 +46,37 @@ class WaitingStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job on one link, as the policy has it and as it fares."""
+
+    name: str
+    weight: float
+    floor_bytes_per_s: int
+    cap_bytes_per_s: int
+    """0: none."""
+    waiting: int
+    waiting_bytes: int
+    granted_bytes: int
+    """Since it was first seen; jobs that are over are forgotten when there are many."""
+    held_back: bool
+    """Its cap is used up for the moment."""
+
+    @classmethod
+    def of(cls, queue: LinkQueue, account: JobAccount) -> JobStatus:
+        """As its account stands."""
+        return cls(
+            account.name,
+            account.weight,
+            account.floor_bytes_per_s,
+            account.cap_bytes_per_s,
+            account.count,
+            sum(one.need_bytes for one in queue.queues_of(account)),
+            account.granted_bytes,
+            account.throttled,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LinkStatus:
     """One link."""
 
@@ -70,6 +103,10 @@ class LinkStatus:
     last_reason: str
     shadow: ShadowStatus | None = None
     """In observe mode."""
+    jobs: tuple[JobStatus, ...] = ()
+    """By name."""
+    limit_bytes_per_s: int = 0
+    """What the policy allows now, payload; 0: no limit."""
 
     @property
     def granted_rate_bytes_per_s(self) -> int:

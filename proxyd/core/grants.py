@@ -98,7 +98,8 @@ class LinkGranter:
         self._front: set[Waiting] = set()
         """Those whose turn it was at the last decision, and who wait for something else."""
         self._rtt_ns = settings.start_rtt_ns
-        self._limit_bytes_per_s = 0
+        self.limit_bytes_per_s = 0
+        """What the operator's policy allows now, payload; 0: no limit."""
         self._limit_changed = False
         self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
@@ -162,16 +163,16 @@ class LinkGranter:
         if policy is not self.queue.policy:
             self.planner.set_policy(policy, policy.link(self.link).fifo_share)
         limit = self.settings.payload_of(policy.link(self.link).limit_bytes_per_s(minute_of_week))
-        if limit == self._limit_bytes_per_s:
+        if limit == self.limit_bytes_per_s:
             return False
-        self._limit_bytes_per_s = limit
+        self.limit_bytes_per_s = limit
         self._limit_changed = True
         self._window_of_lanes.clear()
         self._follow(now_ns)
         return True
 
     def _limited(self, rate: int) -> int:
-        return min(rate, self._limit_bytes_per_s or rate)
+        return min(rate, self.limit_bytes_per_s or rate)
 
     def rate_bytes_per_s(self, now_ns: int) -> int:
         """What the bottleneck carries as far as is known, or less where the operator allows less."""

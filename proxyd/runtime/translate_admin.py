@@ -138,6 +138,20 @@ def link_status(link: LinkStatus) -> admin_pb2.LinkStatus:
             retransmits=totals.retransmits,
             handovers=totals.handovers,
         ),
+        jobs=[
+            admin_pb2.JobStatus(
+                name=job.name,
+                weight=job.weight,
+                floor_bytes_per_s=job.floor_bytes_per_s,
+                cap_bytes_per_s=job.cap_bytes_per_s,
+                waiting_transfers=job.waiting,
+                waiting_bytes=job.waiting_bytes,
+                granted_bytes=job.granted_bytes,
+                held_back=job.held_back,
+            )
+            for job in link.jobs
+        ],
+        limit_bytes_per_s=link.limit_bytes_per_s,
         lanes=[
             admin_pb2.LaneStatus(
                 agent=_agent(lane.agent),

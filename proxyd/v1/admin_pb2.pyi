@@ -214,6 +214,8 @@ class LinkStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     OBSERVE_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """"configured", "default", "estimated"."""
     pace_bytes_per_s: _builtins.int
@@ -235,6 +237,8 @@ class LinkStatus(_message.Message):
     last_reason: _builtins.str
     observe: _builtins.bool
     """Agents send at once; see shadow."""
+    limit_bytes_per_s: _builtins.int
+    """What the policy allows now; 0: no limit."""
     @_builtins.property
     def link(self) -> _coordination_pb2.LinkName: ...
     @_builtins.property
@@ -247,6 +251,8 @@ class LinkStatus(_message.Message):
 
     @_builtins.property
     def shadow(self) -> Global___ShadowStatus: ...
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]: ...
     def __init__(
         self,
         *,
@@ -272,14 +278,60 @@ class LinkStatus(_message.Message):
         waiting: _abc.Iterable[Global___WaitingStatus] | None = ...,
         observe: _builtins.bool = ...,
         shadow: Global___ShadowStatus | None = ...,
+        jobs: _abc.Iterable[Global___JobStatus] | None = ...,
+        limit_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "shadow", b"shadow", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck_bytes_per_s", b"bottleneck_bytes_per_s", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "fallback_bytes_per_s", b"fallback_bytes_per_s", "granted_rate_bytes_per_s", b"granted_rate_bytes_per_s", "lanes", b"lanes", "last_reason", b"last_reason", "link", b"link", "observe", b"observe", "outstanding_bytes", b"outstanding_bytes", "pace_bytes_per_s", b"pace_bytes_per_s", "queue_ns", b"queue_ns", "rtt_ns", b"rtt_ns", "shadow", b"shadow", "slot_bytes", b"slot_bytes", "source", b"source", "totals", b"totals", "waiting", b"waiting", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck_bytes_per_s", b"bottleneck_bytes_per_s", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "fallback_bytes_per_s", b"fallback_bytes_per_s", "granted_rate_bytes_per_s", b"granted_rate_bytes_per_s", "jobs", b"jobs", "lanes", b"lanes", "last_reason", b"last_reason", "limit_bytes_per_s", b"limit_bytes_per_s", "link", b"link", "observe", b"observe", "outstanding_bytes", b"outstanding_bytes", "pace_bytes_per_s", b"pace_bytes_per_s", "queue_ns", b"queue_ns", "rtt_ns", b"rtt_ns", "shadow", b"shadow", "slot_bytes", b"slot_bytes", "source", b"source", "totals", b"totals", "waiting", b"waiting", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "window_bytes", b"window_bytes", "window_violations", b"window_violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
+
+@_typing.final
+class JobStatus(_message.Message):
+    """A job on a link."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    FLOOR_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WAITING_TRANSFERS_FIELD_NUMBER: _builtins.int
+    WAITING_BYTES_FIELD_NUMBER: _builtins.int
+    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
+    HELD_BACK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    weight: _builtins.float
+    floor_bytes_per_s: _builtins.int
+    """0: none."""
+    cap_bytes_per_s: _builtins.int
+    waiting_transfers: _builtins.int
+    waiting_bytes: _builtins.int
+    granted_bytes: _builtins.int
+    held_back: _builtins.bool
+    """Its cap is used up for the moment."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        floor_bytes_per_s: _builtins.int = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+        waiting_transfers: _builtins.int = ...,
+        waiting_bytes: _builtins.int = ...,
+        granted_bytes: _builtins.int = ...,
+        held_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "floor_bytes_per_s", b"floor_bytes_per_s", "granted_bytes", b"granted_bytes", "held_back", b"held_back", "name", b"name", "waiting_bytes", b"waiting_bytes", "waiting_transfers", b"waiting_transfers", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 
 @_typing.final
 class ShadowStatus(_message.Message):

@@ -69,6 +69,9 @@ def test_all_of_a_status_crosses() -> None:
     assert [lane.agent.site for lane in link.lanes] == ["a"]
     assert {item.transfer.sequence for item in link.waiting} == {1, 2}
     assert link.waiting[0].reason
+    [job] = link.jobs
+    assert (job.name, job.weight, job.waiting_transfers) == ("job", 1, 2)
+    assert job.granted_bytes == link.totals.granted_bytes
 
 
 def test_links_can_be_picked() -> None:
@@ -92,6 +95,8 @@ def test_metrics_name_every_link_and_parse() -> None:
         "proxyd_link_window_bytes",
         "proxyd_link_outstanding_bytes",
         "proxyd_link_queue_seconds",
+        "proxyd_job_granted_bytes_total",
+        "proxyd_link_limit_bytes_per_second",
     ):
         assert "a->b" in {sample.labels["link"] for sample in by_name[name].samples}, name
     registry = make_registry(lambda: families)
