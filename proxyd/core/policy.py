@@ -20,7 +20,6 @@ import enum
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
@@ -246,22 +245,20 @@ class BottleneckSettings:
         return (link.src_site if self.egress else link.dst_site) == self.site
 
 
-_DEFAULT_SHARING: Mapping[TrafficClass, Sharing] = MappingProxyType(
-    {
-        TrafficClass.PIPELINE: Sharing.ONE,
-        TrafficClass.SYNC: Sharing.EQUAL,
-        TrafficClass.BULK: Sharing.ONE,
-    }
-)
+_DEFAULT_SHARING: Mapping[TrafficClass, Sharing] = {
+    TrafficClass.PIPELINE: Sharing.ONE,
+    TrafficClass.SYNC: Sharing.EQUAL,
+    TrafficClass.BULK: Sharing.ONE,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything an operator said about sharing. The mappings are read only."""
+    """Everything an operator said about sharing. The mappings are not changed."""
 
     jobs: Mapping[str, JobPolicy] = dataclasses.field(default_factory=dict)
     links: Mapping[LinkName, LinkPolicy] = dataclasses.field(default_factory=dict)
-    sharing: Mapping[TrafficClass, Sharing] = dataclasses.field(default_factory=lambda: _DEFAULT_SHARING)
+    sharing: Mapping[TrafficClass, Sharing] = dataclasses.field(default_factory=lambda: dict(_DEFAULT_SHARING))
     default_job: JobPolicy = JobPolicy()
     """Of a job that isn't named."""
     default_link: LinkPolicy = LinkPolicy()
