@@ -25,6 +25,7 @@ from bisect import insort
 from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
+from proxyd.core.beats import BeatTurns
 from proxyd.core.coordinator_status import (
     AgentStatus,
     CoordinatorStatus,
@@ -78,7 +79,7 @@ MAX_UNCONFIGURED_LINKS = 4096
 RETURN_NS = 5_000_000_000
 """After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
 MAX_EPOCH = 1 << 62
-MAX_BEATS_UNDER_WAY = 64
+MAX_BEATS_UNDER_WAY = 4096
 """Echoes of older beats count for nothing."""
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
@@ -156,6 +157,8 @@ class CoordinatorMachine:
         self._effects: list[CoordinatorEffect] = []
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[AgentName, int] = {}
+        self._members: dict[str, list[int]] = {}
+        """Sessions of a site's agents, sorted."""
         self._links: dict[LinkName, _Link] = {}
         self._from_site: dict[str, list[LinkName]] = {}
         """Links out of a site, sorted."""
@@ -164,7 +167,7 @@ class CoordinatorMachine:
         self._orders = 0
         self._started_ns: int | None = None
         self._settle_until_ns = 0
-        self._beat_ns: int | None = None
+        self._turns = BeatTurns(config.beat_ns)
         self._told_directory_ns = -DIRECTORY_BATCH_NS
         self._complete_ns: int | None = None
         """When a restarted coordinator's directory counts as complete."""
@@ -232,8 +235,8 @@ class CoordinatorMachine:
 
     def _deadline_ns(self) -> int | None:
         times = [*self._link_deadlines.values(), *self._announced.joins_ns.values()]
-        if self._beat_ns is not None:
-            times.append(self._beat_ns)
+        if (beat_ns := self._turns.next_ns) is not None:
+            times.append(beat_ns)
         if self._registry.changed:
             times.append(self._told_directory_ns + DIRECTORY_BATCH_NS)
         if self._complete_ns is not None:
@@ -258,8 +261,8 @@ class CoordinatorMachine:
             changes = self._registry.take_changes()
             for session in sorted(self._sessions):
                 self._tell(session, changes)
-        if self._beat_ns is not None and now_ns >= self._beat_ns:
-            self._beat(now_ns)
+        for site in self._turns.take(now_ns):
+            self._beat(site, now_ns)
 
     def _tell(self, session: int, message: CoordinatorMessage) -> None:
         self._effects.append(ToAgent(session, message))
@@ -287,7 +290,9 @@ class CoordinatorMachine:
             self._settle(now_ns)
         self._sessions[number] = _Session(number, message, now_ns)
         self._session_of[agent] = number
+        insort(self._members.setdefault(agent.site, []), number)
         self._know_site(agent.site)
+        self._turns.join(agent.site)
         for link in self._links_from(agent.site):
             link.granter.agent_returned(agent)
         links = self._links_from(agent.site)
@@ -301,8 +306,8 @@ class CoordinatorMachine:
             self._complete_ns = complete_ns
             self._wake(complete_ns)
         self._tell(number, Directory(self._registry.entries, (), full=not learning))
-        if self._beat_ns is None:
-            self._beat_ns = now_ns
+        if not self._turns.running:
+            self._turns.start(now_ns)
             self._wake(now_ns)
         else:
             self._tell_beat(number, links, infos)
@@ -321,6 +326,7 @@ class CoordinatorMachine:
     def _end(self, number: int, now_ns: int, *, reserve: bool) -> None:
         session = self._sessions.pop(number)
         self._session_of.pop(session.agent, None)
+        self._members[session.agent.site].remove(number)
         for waiting in (*session.transfers.values(), *self._announced.session_ended(number)):
             self._links[waiting.link].granter.queue.end(waiting, "its agent's session ended")
         for link in self._links_from(session.agent.site):
@@ -331,7 +337,7 @@ class CoordinatorMachine:
         self._registry.session_lost(number, session.agent, now_ns)
         self._wake(now_ns)
         if not self._sessions:
-            self._beat_ns = None
+            self._turns.stop()
 
     def _settle(self, now_ns: int) -> None:
         """An agent knows an earlier life of ours: others may still send at the rates which that one left them."""
@@ -508,6 +514,7 @@ class CoordinatorMachine:
             link.shadow.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
         self._links[settings.link] = link
         insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
+        self._turns.join(settings.link.src_site)
         return link
 
     def _apply_policy(self, now_ns: int) -> None:
@@ -531,8 +538,8 @@ class CoordinatorMachine:
                         return
                     self._add_link(default_settings(link))
                     new_from.add(link.src_site)
-        if new_from - {site} and self._beat_ns is not None:
-            self._beat_ns = 0  # tell the others at once
+        for other in new_from - {site}:
+            self._turns.hurry(other)
             self._wake(0)
 
     def _links_from(self, site: str) -> list[_Link]:
@@ -552,22 +559,19 @@ class CoordinatorMachine:
             self._link_deadlines[granter.link] = due_ns = max(due_ns, now_ns + 1)
             self._wake(due_ns)
 
-    def _beat(self, now_ns: int) -> None:
-        self._beat_ns = now_ns + self.config.beat_ns
+    def _beat(self, site: str, now_ns: int) -> None:
+        """Tell the agents of a site of its links."""
         self._beats += 1
         self._beats_ns[self._beats] = now_ns
         self._beats_ns.pop(self._beats - MAX_BEATS_UNDER_WAY, None)
-        members: dict[str, list[int]] = {}
-        for number, session in self._sessions.items():
-            members.setdefault(session.agent.site, []).append(number)
-        for name, link in self._links.items():
+        members = self._members.get(site, [])
+        links = self._links_from(site)
+        for link in links:
             link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
-            link.fallback.share(members.get(name.src_site, ()), link.granter.reserved_bytes_per_s(now_ns))
-        for site in sorted(members):
-            links = self._links_from(site)
-            infos = tuple(link.granter.info(now_ns) for link in links)
-            for number in sorted(members[site]):
-                self._tell_beat(number, links, infos, self._beats)
+            link.fallback.share(members, link.granter.reserved_bytes_per_s(now_ns))
+        infos = tuple(link.granter.info(now_ns) for link in links)
+        for number in members:
+            self._tell_beat(number, links, infos, self._beats)
 
     def _tell_beat(self, session: int, links: list[_Link], infos: tuple[LinkInfo, ...], number: int = 0) -> None:
         fallback = tuple((link.granter.link, link.fallback.of(session)) for link in links)

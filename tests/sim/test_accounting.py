@@ -51,7 +51,7 @@ def test_cancelled_at_the_very_moment_of_its_grant(seed: int) -> None:
 
     coordinator.machine.handle = crossing  # type: ignore[method-assign,assignment]
     result = run.result()  # its own checks: nothing outstanding, nothing left, every message has one fate
-    assert len(hit) > 10
+    assert len(hit) >= 8
     assert result.failed <= 3  # those to and from trainers that the scenario kills
     (link, _) = coordinator.machine.links_status(world.clock.now_ns)
     assert link.totals.returned_bytes > 0
