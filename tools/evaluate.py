@@ -115,7 +115,7 @@ def items() -> list[Item]:
     cross = "bench link --cross 100Mbit --rate 400Mbit --seconds 24 --series --out {out} --plot {png}"
     found.append(_item("wan-cross", "wan", cross))
     found.append(_item("wan-demo", "wan", "demo --no-capacity --out {out} --plot {png}"))
-    for part in ("far", "two-way", "urgent", "weights"):
+    for part in ("far", "two-way", "urgent", "weights", "three-sites"):
         found.append(_item(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
     found.append(_test("test-agreement", "wan", "tests/wan/test_agreement.py"))
     found.append(_test("test-cases", "wan", "tests/e2e/test_cases_estimation.py"))
@@ -339,6 +339,14 @@ def urgent_text(report: Any) -> str:
     return ", ".join(texts)
 
 
+def three_sites_text(report: Any) -> str:
+    """How full the shared line is, its queue and its loss, and the most that was granted on it at any time."""
+    one = report["three-sites"]
+    used = held(one["egress_used"] >= 0.93, f"{one['egress_used']:.1%}")
+    queue, loss, most = one["egress_queue_p99_bdp"], one["egress_loss"], one["granted_max_over_line"]
+    return f"{used}; queue p99 {queue:.2f} BDP, loss {loss:.2%}; at most {most:.2f} of the line granted in all"
+
+
 def far_simulated() -> str:
     """Used far over used beside."""
     near, far = read("sim-beside"), read("sim-far")
@@ -396,6 +404,7 @@ def rest_table() -> list[str]:
         ),
         ("both directions at once over one way", "0.95", "wan-two-way", over("wan-two-way", two_way_text)),
         ("weights over 10 s; an urgent message, simulated", "5 %", "test-policy", passed("test-policy")),
+        ("three sites behind one line: used", "93 %", "wan-three-sites", over("wan-three-sites", three_sites_text)),
         (
             "the same weights on real sockets",
             "5 %",

@@ -1,4 +1,5 @@
-"""``proxyd bench ways``: where the coordinator stands, both directions at once, urgent messages, jobs by weight.
+"""``proxyd bench ways``: where the coordinator stands, both directions at once, urgent messages, jobs by weight,
+and sites that share a line.
 
 On the emulated WAN, with real agents; docs/evaluation.md says what each part shows.
 """
@@ -17,7 +18,7 @@ from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_si
 if TYPE_CHECKING:
     from proxyd.cli.link_bench.ways import WaysScenario
 
-PARTS = ("far", "two-way", "urgent", "weights")
+PARTS = ("far", "two-way", "urgent", "weights", "three-sites")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         "two-way": lambda: ways.two_way(scenario),
         "urgent": lambda: ways.urgent(scenario, sizes),
         "weights": lambda: ways.weights(scenario),
+        "three-sites": lambda: ways.three_sites(scenario),
     }
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console, errors = Console(), Console(stderr=True)

@@ -9,7 +9,7 @@ from proxyd.wan.counters import Fidelity, LinkCounters
 from proxyd.wan.errors import WanError
 from proxyd.wan.history import History
 from proxyd.wan.policer import PolicerSpec
-from proxyd.wan.spec import LinkSpec
+from proxyd.wan.spec import LinkSpec, SharedSpec
 from proxyd.wan.topology import Host, Wan, available
 from proxyd.wan.trace import RateSteps
 
@@ -21,6 +21,7 @@ __all__ = [
     "LinkSpec",
     "PolicerSpec",
     "RateSteps",
+    "SharedSpec",
     "Wan",
     "WanError",
     "available",

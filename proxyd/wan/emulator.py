@@ -56,7 +56,8 @@ class Link:
     def __init__(self, index: int, spec: LinkSpec, out_fd: int, now_ns: int) -> None:
         self.index = index
         self.out_fd = out_fd
-        self.bottleneck: Bottleneck[bytes] = Bottleneck(
+        self.shared: Shared | None = None
+        self.bottleneck: Bottleneck[Any] = Bottleneck(
             line_of(spec, now_ns), buffer_bytes=spec.buffer_bytes, delay_ns=spec.one_way_delay_ns
         )
         self.line_origin_ns = now_ns
@@ -73,9 +74,8 @@ class Link:
         self.peak_ever_bytes = 0
         self.samples = 0
 
-    def offer(self, packet: bytes, now_ns: int) -> None:
+    def offer(self, packet: Any, length: int, now_ns: int) -> None:
         """A packet from the sending site."""
-        length = len(packet)
         if self.down:
             self.lost_packets += 1
             self.lost_bytes += length
@@ -102,11 +102,27 @@ class Link:
         return True
 
 
+class Shared(Link):
+    """A line that several links share: what it lets through is offered to the packet's own link."""
+
+    def __init__(self, index: int, rate_bytes_per_s: int, buffer_bytes: int, now_ns: int) -> None:
+        super().__init__(index, LinkSpec(rate_bytes_per_s, None, 0, buffer_bytes), -1, now_ns)
+
+    def forward(self, now_ns: int) -> None:
+        """Hand on what has passed, at the instant at which it did."""
+        while (popped := self.bottleneck.pop_due(now_ns)) is not None:
+            due_ns, (link, packet) = popped
+            self.passed_packets += 1
+            self.passed_bytes += len(packet)
+            link.offer(packet, len(packet), due_ns)
+
+
 class Emulator:
     """The loop. ``tuns[i]`` is the descriptor of the site whose addresses are 10.77.(i+1).*."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.page = CounterPage(config["page_fd"], len(config["links"]), config["samples"])
+        count = len(config["links"]) + len(config["shared"])
+        self.page = CounterPage(config["page_fd"], count, config["samples"])
         self.words = self.page.words
         self.tuns: list[int] = config["tuns"]
         self.packet_bytes = config["mtu"] + 64
@@ -120,6 +136,13 @@ class Emulator:
             self.links.append(link)
             self.words[self.page.link_base(index) + page.LINE_ORIGIN_NS] = now_ns
             self.route[self.tuns[entry["from"]]][entry["to"] + 1] = link
+        self.shared: list[Shared] = []
+        for entry in config["shared"]:
+            shared = Shared(len(self.links) + len(self.shared), entry["rate"], entry["buffer"], now_ns)
+            self.shared.append(shared)
+            for index in entry["links"]:
+                self.links[index].shared = shared
+        self.lines: list[Link] = [*self.links, *self.shared]
         self.late_bins = [0] * page.HISTOGRAM_BINS
         self.late_max_ns = 0
         self.unroutable = 0
@@ -133,7 +156,7 @@ class Emulator:
         while True:
             now_ns = time.monotonic_ns()
             wait_s = IDLE_WAIT_S
-            for link in self.links:
+            for link in self.lines:
                 due_ns = link.bottleneck.next_due_ns()
                 if due_ns is not None:
                     wait_s = min(wait_s, max(0, due_ns - now_ns) / 1e9)
@@ -162,12 +185,16 @@ class Emulator:
             link = route.get(packet[18]) if len(packet) >= 20 and packet[0] >> 4 == 4 else None
             if link is None:
                 self.unroutable += 1
+            elif link.shared is None:
+                link.offer(packet, len(packet), time.monotonic_ns())
             else:
-                link.offer(packet, time.monotonic_ns())
+                link.shared.offer((link, packet), len(packet), time.monotonic_ns())
 
     def deliver(self) -> None:
         """Hand over everything that is due."""
         bins, last = self.late_bins, page.HISTOGRAM_BINS - 1
+        for shared in self.shared:
+            shared.forward(time.monotonic_ns())
         for link in self.links:
             while True:
                 now_ns = time.monotonic_ns()
@@ -188,7 +215,7 @@ class Emulator:
         now_ns = time.monotonic_ns()
         sampling = now_ns >= self.next_sample_ns
         words[page.WAKEUPS] = self.wakeups
-        for link in self.links:
+        for link in self.lines:
             base = self.page.link_base(link.index)
             queue_bytes = link.bottleneck.queue_bytes(now_ns)
             words[base + page.PASSED_PACKETS] = link.passed_packets
@@ -234,7 +261,7 @@ class Emulator:
         *lines, self.control = (self.control + data).split(b"\n")
         for line in lines:
             change = json.loads(line)
-            link = self.links[change["link"]]
+            link = self.lines[change["link"]]
             now_ns = time.monotonic_ns()
             new_line = changed_line(change, now_ns)
             if new_line is not None:

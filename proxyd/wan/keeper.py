@@ -126,6 +126,7 @@ def start_emulator(config: dict[str, Any], network: Network, page_fd: int) -> su
             "tuns": network.tuns,
             "mtu": config["mtu"],
             "links": config["links"],
+            "shared": config["shared"],
             "samples": config["samples"],
             "sample_ns": config["sample_ns"],
         }
@@ -241,7 +242,7 @@ def main() -> int:
     try:
         network = build(config)
         page_fd = os.memfd_create("proxyd-wan", os.MFD_CLOEXEC)
-        os.ftruncate(page_fd, page_bytes(len(config["links"]), config["samples"]))
+        os.ftruncate(page_fd, page_bytes(len(config["links"]) + len(config["shared"]), config["samples"]))
         emulator = start_emulator(config, network, page_fd)
     except (WanError, OSError) as error:
         control.send(json.dumps({"ok": False, "error": str(error)}).encode())

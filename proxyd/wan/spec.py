@@ -78,3 +78,22 @@ class LinkSpec:
                 "policer": None if policer is None else PolicerSpec(**policer),
             }
         )
+
+
+@dataclass(frozen=True)
+class SharedSpec:
+    """What several links have to pass before each goes its own way: a site's line to the outside.
+
+    ``rate_bytes_per_s`` is of IP packets, ``buffer_bytes`` the drop-tail queue in front of it; it adds no delay.
+    """
+
+    links: tuple[tuple[str, str], ...]
+    rate_bytes_per_s: int
+    buffer_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.links or self.rate_bytes_per_s <= 0 or self.buffer_bytes <= 0:
+            raise WanError(
+                f"a shared line needs links, a rate and a buffer > 0, got {len(self.links)} links, "
+                f"{self.rate_bytes_per_s} bytes/s and {self.buffer_bytes} bytes"
+            )

@@ -37,6 +37,7 @@ from proxyd.wan.spec import (
     MESSAGE_BYTES_MAX,
     SITES_MAX,
     LinkSpec,
+    SharedSpec,
     address,
 )
 from proxyd.wan.trace import RateSteps, TraceLine, read_trace
@@ -168,7 +169,8 @@ class Wan:
 
     ``sites`` maps a name to its number of hosts, ``links`` a ``(from, to)`` pair to its description; a pair without a
     link is cut. ``tcp_buffer_max_bytes`` raises the ceiling of TCP's automatic buffers (tcp_rmem, tcp_wmem) on every
-    host; None keeps the kernel's. Raises :class:`WanError` if it can't be built here; ask :func:`available` first.
+    host; None keeps the kernel's. ``shared`` names lines that several links pass before each goes its own way. Raises
+    :class:`WanError` if it can't be built here; ask :func:`available` first.
     """
 
     def __init__(
@@ -181,8 +183,11 @@ class Wan:
         tcp_buffer_max_bytes: int | None = None,
         sample_interval_ns: int = 5_000_000,
         samples: int = 65_536,
+        shared: Mapping[str, SharedSpec] | None = None,
     ) -> None:
+        shared = dict(shared or {})
         _validate(sites, links, mtu)
+        _validate_shared(links, shared)
         for spec in links.values():
             if spec.trace is not None:
                 # Here, where the caller sees the error; the emulator reads it again.
@@ -192,6 +197,7 @@ class Wan:
         self.mtu = mtu
         self.user_fd: int | None = None
         self._link_index = {f"{src}->{dst}": index for index, (src, dst) in enumerate(links)}
+        self._link_index |= {name: len(links) + index for index, name in enumerate(shared)}
         self._samples = samples
         self._generation = 0
         self._closed = False
@@ -216,6 +222,14 @@ class Wan:
             "links": [
                 {"from": names.index(src), "to": names.index(dst), "spec": spec.to_json()}
                 for (src, dst), spec in links.items()
+            ],
+            "shared": [
+                {
+                    "rate": spec.rate_bytes_per_s,
+                    "buffer": spec.buffer_bytes,
+                    "links": [self._link_index[f"{src}->{dst}"] for src, dst in spec.links],
+                }
+                for spec in shared.values()
             ],
         }
         self.spawner = _Spawner()
@@ -304,13 +318,19 @@ class Wan:
             raise WanError(f"no link {src}->{dst}; the links are {', '.join(self._link_index)}") from None
 
     def counters(self) -> dict[str, LinkCounters]:
-        """Counters of every link by its name, ``"a->b"``."""
+        """Counters of every link by its name, ``"a->b"``, and of every shared line by its own."""
         page = self._counter_page()
         return {name: page.read_link(index) for name, index in self._link_index.items()}
 
     def history(self, src: str, dst: str) -> History:
         """What the link did over time: the last ``samples`` intervals."""
         return self._counter_page().read_history(self._index(src, dst))
+
+    def shared_history(self, name: str) -> History:
+        """The same of a line that several links share."""
+        if name not in self._link_index:
+            raise WanError(f"no shared line {name!r}; there are {', '.join(self._link_index)}")
+        return self._counter_page().read_history(self._link_index[name])
 
     def queue_samples(self, src: str, dst: str) -> tuple[array[int], array[int]]:
         """The queue over time: CLOCK_MONOTONIC times in ns and bytes, oldest first; each value is the longest queue
@@ -435,3 +455,13 @@ def _validate(sites: Mapping[str, int], links: Mapping[tuple[str, str], LinkSpec
             raise WanError(f"link {src}->{dst} does not join two different sites of {', '.join(sites)}")
     if not 576 <= mtu <= 9000:
         raise WanError(f"mtu must be from 576 to 9000 bytes, got {mtu}")
+
+
+def _validate_shared(links: Mapping[tuple[str, str], LinkSpec], shared: Mapping[str, SharedSpec]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for name, spec in shared.items():
+        for pair in spec.links:
+            if pair not in links or pair in seen:
+                why = "a link passes one shared line at most" if pair in seen else "there is no such link"
+                raise WanError(f"shared line {name!r} cannot carry {pair[0]}->{pair[1]}: {why}")
+            seen.add(pair)

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from proxyd.wan import Host, LinkSpec, PolicerSpec, RateSteps, Wan, WanError, available
+from proxyd.wan import Host, LinkSpec, PolicerSpec, RateSteps, SharedSpec, Wan, WanError, available
 from proxyd.wan.cross import CrossTraffic
 from proxyd.wan.trace import write_trace
 
@@ -212,6 +213,30 @@ def test_a_policer_drops_without_a_queue_and_can_be_taken_away(wan: Wan) -> None
     assert 0.4 < share < 0.65
     assert free.policed_packets == 0
     assert free.carried_bytes > 0
+
+
+def test_links_that_share_a_line_share_its_rate() -> None:
+    """Two links of 25 MB/s behind a line of 10: it drops, they don't, and each keeps its own delay."""
+    spec = LinkSpec(RATE, None, DELAY_NS, 200_000)
+    pairs = [("a", "b"), ("a", "c")]
+    shared = {"a-out": SharedSpec(tuple(pairs), 10_000_000, 100_000)}
+    with Wan({"a": 2, "b": 1, "c": 1}, dict.fromkeys(pairs, spec), shared=shared) as wan, ExitStack() as stack:
+        for number, (_, site) in enumerate(pairs):
+            cross = stack.enter_context(CrossTraffic(wan, ("a", number), (site, 0)))
+            cross.flood(8_000_000)
+        time.sleep(0.3)
+        before = wan.counters()
+        time.sleep(1.0)
+        added = {name: counters.since(before[name]) for name, counters in wan.counters().items()}
+        history = wan.shared_history("a-out")
+    assert added["a-out"].carried_bytes == pytest.approx(added["a-out"].capacity_bytes, rel=0.02)
+    assert added["a-out"].dropped_packets > 0
+    assert added["a->b"].dropped_packets == added["a->c"].dropped_packets == 0
+    both = added["a->b"].carried_bytes + added["a->c"].carried_bytes
+    assert both == pytest.approx(10_000_000, rel=0.1)
+    assert max(history.peak_bytes) > 90_000
+    with pytest.raises(WanError, match="there is no such link"):
+        Wan({"a": 1, "b": 1}, {("a", "b"): spec}, shared={"x": SharedSpec((("b", "a"),), 1, 1)})
 
 
 def test_cross_traffic_takes_its_part(wan: Wan) -> None:

@@ -87,6 +87,7 @@ class NetnsNet:
             mtu=scenario.mtu,
             slow_start_after_idle=False,
             tcp_buffer_max_bytes=scenario.tcp_buffer_max_bytes,
+            shared=scenario.shared,
         )
 
     def __enter__(self) -> NetnsNet:

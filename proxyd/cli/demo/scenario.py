@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from proxyd.core.units import NS_PER_S, bdp_bytes, format_duration, format_rate, format_size
-from proxyd.wan import LinkSpec
+from proxyd.wan import LinkSpec, SharedSpec
 from proxyd.wan.burst import ideal_cct_seconds, payload_rate, wire_bytes
 
 MIB = 1 << 20
@@ -79,6 +79,11 @@ class Scenario:
             )
             for seed, pair in enumerate((("a", "b"), ("b", "a")), start=1)
         }
+
+    @property
+    def shared(self) -> dict[str, SharedSpec]:
+        """Lines that several links share; none here."""
+        return {}
 
     @property
     def sites(self) -> dict[str, int]:

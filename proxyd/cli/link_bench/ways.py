@@ -6,6 +6,7 @@ namespaces, and agents reach a coordinator over the network, also over the very 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +24,16 @@ from proxyd.cli.link_bench.scenario import LinkScenario
 from proxyd.cli.link_bench.watch import Look, Watch
 from proxyd.core.errors import ProxydError
 from proxyd.core.units import NS_PER_S
-from proxyd.wan import LinkSpec
+from proxyd.wan import LinkSpec, SharedSpec
 
-FORWARD, BACK = ("a", "b"), ("b", "a")
+FORWARD, BACK, ASIDE = ("a", "b"), ("b", "a"), ("a", "c")
+EGRESS = "a-out"
 CONTROL_RATE_BYTES_PER_S = 125_000_000
 URGENT_PAUSE_S = 0.1
 URGENT_WARMUP = 3
 """Messages that open the urgent sender's TCP window, in no figure."""
+NEAR_NS = 50_000_000
+"""Two coordinators' links are never looked at in the same instant."""
 WEIGHED_NS = 10 * NS_PER_S
 WEIGHED_MESSAGE_BYTES = 512 << 10
 WEIGHED_DEPTH = 16
@@ -67,6 +71,36 @@ class WaysScenario(LinkScenario):
         return SETTLE_RTTS * self.rtt_ns
 
 
+@dataclass(frozen=True)
+class ThreeSites(WaysScenario):
+    """a sends to b and to c, over links of the full rate each, behind one line of a's that has that rate too."""
+
+    @property
+    def agents(self) -> dict[str, int]:
+        return {"a": 2 * self.senders, "b": 1, "c": 1}
+
+    def links(self) -> dict[tuple[str, str], LinkSpec]:
+        links = super().links()
+        links[("a", "c")] = replace(links[("a", "b")], seed=self.seed + 2)
+        links[("c", "a")] = replace(links[("b", "a")], seed=self.seed + 3)
+        return links
+
+    @property
+    def sites(self) -> dict[str, int]:
+        return {"a": 2 * self.senders + 1, "b": 1, "c": 1}
+
+    @property
+    def shared(self) -> dict[str, SharedSpec]:
+        # The links have room to spare: the line out of a is the bottleneck of both.
+        return {EGRESS: SharedSpec((FORWARD, ASIDE), self.rate_bytes_per_s, self.buffer_bytes)}
+
+    @property
+    def told_of_egress(self) -> str:
+        """For the coordinator: that there is such a line, and with ``configured`` what it carries."""
+        capacity = f'capacity = "{self.rate_bytes_per_s * 8}bit"\n' if self.configured else ""
+        return f'[[bottleneck]]\nsite = "a"\ndirection = "egress"\n{capacity}'
+
+
 BESIDE = {"central": ("a", -1)}
 """A coordinator in the sender's site. -1: the site's last host."""
 FAR = {"central": ("c", -1)}
@@ -86,7 +120,9 @@ class Ways:
             self.cluster = self._ending.enter_context(
                 Cluster(
                     scenario.agents,
-                    links={pair: figures for pair, figures in told(scenario).items() if "c" not in pair},
+                    links={
+                        pair: figures for pair, figures in told(scenario).items() if set(pair) <= set(scenario.agents)
+                    },
                     coordinators={name: OWNS[name] for name in places},
                     coordinator_hosts={name: (site, sites[site] + back) for name, (site, back) in places.items()},
                     coordinator_extra=extra,
@@ -252,6 +288,47 @@ def urgent_figures(scenario: WaysScenario, flows: Sequence[Flow], looks: Sequenc
         "bound_seconds": round(bound_s, 4),
         "link_used": round(used, 4),
     }
+
+
+def three_sites(scenario: WaysScenario) -> dict[str, Any]:
+    """a->b and a->c at once, both backlogged: how full a's line is, its queue, and what was granted in all."""
+    fields = {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
+    three = ThreeSites(**fields)
+    with Ways(three, BESIDE, three.told_of_egress) as ways:
+        watches = [ways.watch(link) for link in (FORWARD, ASIDE)]
+        streams = [ways.stream(link, first_host=n * three.senders) for n, link in enumerate((FORWARD, ASIDE))]
+        warm_ns = max(stream.backlog.start() for stream in streams) + three.settle_ns
+        end_ns = warm_ns + int(three.seconds * NS_PER_S)
+        at_once([partial(stream.backlog.run, end_ns) for stream in streams])
+        history = ways.net.wan.shared_history(EGRESS)
+        at_once([stream.backlog.drain for stream in streams])
+        for stream in streams:
+            stream.finish()
+    granted = granted_together([watch.looks for watch in watches], warm_ns, end_ns)
+    payload = three.payload_rate_bytes_per_s()
+    p99 = history.queue_quantiles([0.99], warm_ns, end_ns)[0]
+    return {
+        "egress_used": round(history.used(warm_ns, end_ns), 4),
+        "egress_queue_p99_bdp": round(p99 / three.bdp_bytes, 4),
+        "egress_loss": round(history.loss(warm_ns, end_ns), 6),
+        "granted_p50_over_line": round(percentile(granted, 0.5) / payload, 4),
+        "granted_max_over_line": round(max(granted, default=0) / payload, 4),
+    }
+
+
+def granted_together(looks: Sequence[Sequence[Look]], start_ns: int, end_ns: int) -> list[int]:
+    """The sum of what several links are granted, at each look at the first of them; the others' latest by then."""
+    first, *rest = looks
+    found = []
+    for look in first:
+        if not start_ns <= look.time_ns <= end_ns:
+            continue
+        total = look.granted_bytes_per_s
+        for others in rest:
+            latest = [other for other in others if other.time_ns <= look.time_ns + NEAR_NS]
+            total += latest[-1].granted_bytes_per_s if latest else 0
+        found.append(total)
+    return found
 
 
 def weights(scenario: WaysScenario) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from proxyd.cli import bench_ways
 from proxyd.cli.link_bench.backlog import Flow
 from proxyd.cli.link_bench.watch import Look
-from proxyd.cli.link_bench.ways import at_once, ratio, urgent_figures
+from proxyd.cli.link_bench.ways import ThreeSites, at_once, granted_together, ratio, urgent_figures
 from proxyd.core.errors import ConfigError, ProxydError
 
 MS = 1_000_000
@@ -69,3 +70,25 @@ def test_what_runs_at_once_fails_when_all_have_ended() -> None:
 def test_a_ratio_of_nothing_is_nothing() -> None:
     assert ratio(0.9, 0.0) == 0
     assert ratio(0.9, 1.0) == 0.9
+
+
+def test_three_sites_have_one_line_out() -> None:
+    plain = bench_ways.scenario_of(args_of("--senders", "2", "--hint"))
+    three = ThreeSites(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    assert three.agents == {"a": 4, "b": 1, "c": 1}
+    assert three.links()[("a", "c")].one_way_delay_ns == 30 * MS
+    [line] = three.shared.values()
+    assert set(line.links) == {("a", "b"), ("a", "c")}
+    assert 'direction = "egress"' in three.told_of_egress
+    assert 'capacity = "200000000bit"' in three.told_of_egress
+    assert "capacity" not in replace(three, configured=False).told_of_egress
+
+
+def test_what_is_granted_together_is_summed_at_the_same_moments() -> None:
+    def looks(*values: tuple[int, int]) -> list[Look]:
+        return [Look(ms * MS, "estimated", 1, 1, granted, 1, 1, 1, 1, 1) for ms, granted in values]
+
+    first = looks((0, 5), (100, 10), (200, 20), (300, 30))
+    second = looks((10, 1), (110, 2), (260, 3))
+    assert granted_together([first, second], 50 * MS, 250 * MS) == [12, 22]
+    assert granted_together([first], 0, 300 * MS) == [5, 10, 20, 30]
