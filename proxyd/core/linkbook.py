@@ -107,6 +107,8 @@ class LinkBook:
         self.peers: dict[AgentName, PeerCounts] = {}
         self.turn: AgentName | None = None
         """The peer that was last told that it is its turn, or took bytes."""
+        self._counted: AgentName | None = None
+        """The one of which the kernel was asked last."""
         self.granted_taken_bytes = 0
         """Payload handed to streams under the coordinator's grants, since start."""
         self.padding_bytes = 0
@@ -278,11 +280,16 @@ class LinkBook:
         return changed
 
     def repace(self, rate_bytes_per_s: int, now_ns: int) -> None:
-        """All that is held, and what of it is in the kernel, goes at this rate from now on. The backlog leaves at
-        another time then: that is reported at once, and again one lead time early."""
+        """All that is held, and what of it is in the kernel, goes at this rate from now on.
+
+        The backlog leaves at another time then: that is reported at once, and again one lead time early. While
+        something is under way the next counts are some ms off and will say it: an answer to each of a coordinator's
+        steps would make it step on.
+        """
         if self._newest_rate(rate_bytes_per_s, True):
             self._lead_said = False
-            self.report_due_ns = now_ns
+            if not self.unsent_peers():
+                self.report_due_ns = now_ns
             self._reckon(now_ns)
 
     def turns_to(self, peer: AgentName) -> bool:
@@ -430,6 +437,7 @@ class LinkBook:
     def progress(self, peer: AgentName, counts: PeerCounts, now_ns: int) -> None:
         """Take in the kernel's counts for one peer's streams."""
         counts.taken_bytes = self.peers[peer].taken_bytes if peer in self.peers else 0
+        self._counted = peer
         self._read_ns = now_ns
         self.peers[peer] = counts
         self.report_due_ns = now_ns
@@ -496,6 +504,9 @@ class LinkBook:
         self._observed_left_bytes = self._observed_share(self._observed_left_bytes, left)
         self._observed_delivered_bytes = self._observed_share(self._observed_delivered_bytes, delivered)
         turn = self.peers.get(self.turn) if self.turn is not None else None
+        # Of a peer to which nothing is under way the kernel says for ever what it saw last: its smoothed round trip
+        # would pass for a queue that stands.
+        fresh = [c for name, c in self.peers.items() if c.taken_bytes > c.delivered_bytes or name == self._counted]
         report = Report(
             link=self.link,
             left_bytes=self._session_share(left),
@@ -505,11 +516,11 @@ class LinkBook:
             fallback_bytes=self.fallback_bytes,
             backlog_bytes=self.backlog_bytes(),
             leaves_in_ns=leaves_in_ns,
-            srtt_ns=max((c.srtt_ns for c in live), default=0),
+            srtt_ns=max((c.srtt_ns for c in fresh), default=0),
             min_rtt_ns=min((c.min_rtt_ns for c in live if c.min_rtt_ns), default=0),
             retransmits=sum(c.retransmits for c in live),
-            delivery_rate_bytes_per_s=sum(c.delivery_rate_bytes_per_s for c in live),
-            limited=self._limited and (bool(self.grants) or self.observed) and any(c.path_limited for c in live),
+            delivery_rate_bytes_per_s=sum(c.delivery_rate_bytes_per_s for c in fresh),
+            limited=self._limited and (bool(self.grants) or self.observed) and any(c.path_limited for c in fresh),
             observed_left_bytes=self._observed_left_bytes,
             observed_delivered_bytes=self._observed_delivered_bytes,
             window_bytes=turn.window_bytes if turn is not None else 0,

@@ -7,9 +7,9 @@ import pytest
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName
-from proxyd.core.messages import Report
+from proxyd.core.messages import Pace, Report
 
-from .agent_world import LINK, MS, World
+from .agent_world import COORDINATOR, LINK, MS, World
 
 MIB = 1 << 20
 B0, B1 = AgentName("b", "0"), AgentName("b", "1")
@@ -94,3 +94,27 @@ def test_a_cold_peer_says_from_the_first_report_on_that_its_slot_takes_longer() 
     book = world.agent("a/0").sender.asking.links[LINK]
     # 100 + 200 + 400 kB in three round trips, the rest at twice 800 kB per round trip: not 21 ms.
     assert book.leaves_in_ns() == pytest.approx(3 * 60 * MS + 60 * MS * (MIB - 700_000) / 1_600_000, rel=0.01)
+
+
+def test_the_round_trip_of_a_peer_to_which_nothing_is_under_way_is_old_news() -> None:
+    world = far_agent()
+    first = world.post("a/0", 1, 0, 1, MIB)
+    world.grant("a/0", first, MIB, rate=RATE)
+    world.put("a/0", ev.SendProgress(B0, MIB, MIB, 0, 90 * MS, 60 * MS, 0, 0))
+    assert world.asks(Report)[-1].srtt_ns == 90 * MS, "the last word of it"
+    second = world.post("a/0", 2, 0, 2, MIB)
+    world.grant("a/0", second, MIB, rate=RATE)
+    world.put("a/0", ev.SendProgress(B1, 1000, 1000, 500, 61 * MS, 60 * MS, 0, 0))
+    assert world.asks(Report)[-1].srtt_ns == 61 * MS
+
+
+def test_a_pace_is_not_answered_while_the_next_counts_are_near() -> None:
+    """Else a coordinator that steps by what it is told would step on each of its own steps."""
+    world = far_agent()
+    transfer = world.post("a/0", 1, 0, 1, 4 * MIB, filled=MIB)
+    world.grant("a/0", transfer, 4 * MIB, rate=RATE)
+    world.put("a/0", ev.SendProgress(B0, 1000, 1000, 500_000, 60 * MS, 60 * MS, 0, 0))
+    before = len(world.asks(Report))
+    for step in range(10):
+        world.put("a/0", ev.CoordinatorSaid(COORDINATOR, Pace(LINK, RATE - step * 1_000_000, 1)))
+    assert len(world.asks(Report)) == before

@@ -56,7 +56,8 @@ def test_what_is_in_the_kernel_follows_too() -> None:
     world.delivered("a/0", "b/0", unsent=500_000)
     pace(world, 10_000_000)
     assert ceilings(world)[-1] == (B0, 10_000_000)
-    assert world.asks(Report)[-1].leaves_in_ns == 50 * MS
+    world.delivered("a/0", "b/0", unsent=400_000)
+    assert world.asks(Report)[-1].leaves_in_ns == 40 * MS
 
 
 def test_a_peer_to_which_nothing_is_under_way_keeps_its_ceiling() -> None:
