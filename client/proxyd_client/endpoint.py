@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
@@ -19,6 +20,7 @@ from proxyd_client.sending import Destination
 from proxyd_client.session import Session
 
 DEFAULT_ROOM_TIMEOUT_S = 300.0
+MAX_DEADLINE_S = 86_400.0
 _MAX_RANK = 2**32 - 1
 _MAX_TAG = 2**63 - 1
 
@@ -70,6 +72,7 @@ class Endpoint:
         traffic: str = "pipeline",
         dtype: Any = None,
         shape: Sequence[int] | None = None,
+        deadline_s: float | None = None,
         timeout_s: float | None = DEFAULT_ROOM_TIMEOUT_S,
     ) -> Handle[None]:
         """Start sending; the buffer may change as soon as this returns (a snapshot was taken).
@@ -79,6 +82,8 @@ class Endpoint:
         :param traffic: ``pipeline`` (one at a time at full rate), ``sync`` (shared among a barrier), ``bulk``.
         :param dtype: names the elements that raw bytes hold (``"bfloat16"``); default: what the buffer says.
         :param shape: the shape to travel along.
+        :param deadline_s: wanted at the receiver within so many seconds: it goes before this job's messages of the same
+            class that have a later deadline, or none. Nothing fails when it passes; that is ``wait``'s timeout.
         :param timeout_s: how long to wait for room in shared memory while earlier sends are unacknowledged.
         :returns: a handle whose ``wait`` returns when the receiver has the message: acknowledged end to end.
         :raises ArgumentError: the buffer or an argument is wrong; nothing was sent.
@@ -86,7 +91,7 @@ class Endpoint:
         :raises TransferTimeout: no room within ``timeout_s``; nothing was sent.
         """
         payload = payload_of(buffer, dtype, shape)
-        to = Destination(_rank("dst", dst), _tag(tag), _group(group), _traffic(traffic))
+        to = Destination(_rank("dst", dst), _tag(tag), _group(group), _traffic(traffic), _due_ns(deadline_s))
         return Handle(self._session.sender.send(payload, to, timeout_s))
 
     def send(
@@ -99,13 +104,22 @@ class Endpoint:
         traffic: str = "pipeline",
         dtype: Any = None,
         shape: Sequence[int] | None = None,
+        deadline_s: float | None = None,
         timeout_s: float | None = DEFAULT_ROOM_TIMEOUT_S,
     ) -> None:
         """:meth:`isend` and wait until it is delivered. On TransferTimeout the transfer goes on without a handle."""
         core = self._session.core
         deadline_ns = core.deadline_ns(timeout_s)
         handle = self.isend(
-            buffer, dst, tag, group=group, traffic=traffic, dtype=dtype, shape=shape, timeout_s=timeout_s
+            buffer,
+            dst,
+            tag,
+            group=group,
+            traffic=traffic,
+            dtype=dtype,
+            shape=shape,
+            deadline_s=deadline_s,
+            timeout_s=timeout_s,
         )
         handle.wait(core.remaining_s(deadline_ns))
 
@@ -277,3 +291,15 @@ def _traffic(name: str) -> int:
         return int(TrafficClass.parse(name))
     except (AttributeError, ValueError) as error:
         raise ArgumentError(str(error)) from error
+
+
+def _due_ns(deadline_s: float | None) -> int:
+    if deadline_s is None:
+        return 0
+    try:
+        possible = 0 < deadline_s < MAX_DEADLINE_S
+    except TypeError:
+        possible = False
+    if not possible:
+        raise ArgumentError(f"deadline_s is {deadline_s!r}, but must be above 0 and below {MAX_DEADLINE_S:.0f} seconds")
+    return time.monotonic_ns() + int(deadline_s * 1e9)

@@ -51,6 +51,8 @@ class Destination(NamedTuple):
     tag: int
     group: str
     traffic: int
+    due_ns: int = 0
+    """When it is wanted there, on the monotonic clock; 0: as soon as its turn comes."""
 
 
 class Send:
@@ -177,29 +179,29 @@ class Sender:
             shape=payload.shape,
         )
         if not core.address.shared_memory:
-            return self._send_over_tcp(payload, envelope, deadline_ns)
+            return self._send_over_tcp(payload, envelope, deadline_ns, to.due_ns)
         if not payload.nbytes:
             with core.lock:
                 core.check_open()
-                return self._post(envelope, None, 0)
+                return self._post(envelope, None, 0, to.due_ns)
         with core.lock:
             core.check_open()
             block = self._allocate(envelope, deadline_ns, timeout_s)
             if payload.nbytes > FILL_CHUNK_BYTES:
-                send = self._post(envelope, block, 0)
+                send = self._post(envelope, block, 0, to.due_ns)
                 send.copying = True
         if payload.nbytes <= FILL_CHUNK_BYTES:
-            return self._copy_and_post(payload, envelope, block)
+            return self._copy_and_post(payload, envelope, block, to.due_ns)
         self._fill(send, block, payload)
         return send
 
-    def _copy_and_post(self, payload: Payload, envelope: Envelope, block: SendBlock) -> Send:
+    def _copy_and_post(self, payload: Payload, envelope: Envelope, block: SendBlock, due_ns: int) -> Send:
         posted = False
         try:
             np.copyto(block.data, payload.data)
             with self.core.lock:
                 self.core.check_open()
-                send = self._post(envelope, block, payload.nbytes)
+                send = self._post(envelope, block, payload.nbytes, due_ns)
                 posted = True
                 return send
         finally:
@@ -226,11 +228,11 @@ class Sender:
                 elif filled < payload.nbytes:  # interrupted: the agent must not wait for the rest
                     self.core.link.send(CancelSend(send.sequence))
 
-    def _send_over_tcp(self, payload: Payload, envelope: Envelope, deadline_ns: int | None) -> Send:
+    def _send_over_tcp(self, payload: Payload, envelope: Envelope, deadline_ns: int | None, due_ns: int) -> Send:
         core = self.core
         with core.lock:
             core.check_open()
-            send = self._post(envelope, None, 0)
+            send = self._post(envelope, None, 0, due_ns)
         view = view_of(payload.data)
         sent = 0
         try:
@@ -258,7 +260,7 @@ class Sender:
             raise
         return send
 
-    def _post(self, envelope: Envelope, block: SendBlock | None, filled_bytes: int) -> Send:
+    def _post(self, envelope: Envelope, block: SendBlock | None, filled_bytes: int, due_ns: int) -> Send:
         """Number it and put it on the wire, in one step: POST_SENDs leave in the order of their sequences."""
         self._sequence += 1
         send = Send(self, self._sequence, envelope, block)
@@ -270,6 +272,7 @@ class Sender:
                 arena=block.mapping.arena if block else 0,
                 offset=block.offset if block else 0,
                 filled_bytes=filled_bytes,
+                deadline_in_ns=max(1, due_ns - time.monotonic_ns()) if due_ns else 0,
             )
         )
         return send

@@ -333,7 +333,7 @@ class ClientSession:
                 return
             self._filled_bytes[post.sequence] = 0
         self._hub.posted(self, transfer, block)
-        self._hub.emit(SendPosted(transfer, envelope, filled_bytes))
+        self._hub.emit(SendPosted(transfer, envelope, filled_bytes, min(post.deadline_in_ns, MAX_DURATION_NS)))
 
     def _check(self, envelope: Envelope) -> None:
         if envelope.source != self.endpoint:

@@ -332,7 +332,7 @@ class AgentMachine:
             self.sender.transfers[event.transfer] = out
             self.receiver.handed_over(event.transfer, envelope)
             return
-        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns)
+        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns, event.deadline_in_ns)
 
     def _allocated(self, transfer: TransferId) -> None:
         self.receiver.allocated(transfer)

@@ -234,7 +234,7 @@ class Asking:
                 # Before the request: what this peer's TCP windows let through decides who is granted how much.
                 self._report(book, now_ns)
             out.requested = True
-            self._say_request(out, book.coordinator)
+            self._say_request(out, book.coordinator, now_ns)
         if ahead is not None and binds:
             self._bind(out, ahead, book, now_ns)
         if book.observed:
@@ -288,7 +288,7 @@ class Asking:
 
     # ------------------------------------------------------------------------------------- granted
 
-    def _say_request(self, out: Outgoing, address: str) -> None:
+    def _say_request(self, out: Outgoing, address: str, now_ns: int) -> None:
         assert out.link is not None
         assert out.peer is not None
         request = Request(
@@ -299,6 +299,7 @@ class Asking:
             out.envelope.traffic_class,
             out.wanted_bytes - out.session_base_bytes,
             out.announcement,
+            deadline_in_ns=max(1, out.due_ns - now_ns) if out.due_ns else 0,
             chunk_bytes=out.chunk_bytes,
         )
         self.effects.append(ToCoordinator(address, request))

@@ -100,6 +100,8 @@ class SendPosted:
     transfer: TransferId
     envelope: Envelope
     filled_bytes: int
+    deadline_in_ns: int = 0
+    """Wanted at the receiver within; 0: as soon as its turn comes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

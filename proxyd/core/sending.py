@@ -61,9 +61,13 @@ class Sender:
 
     # -------------------------------------------------------------------------------- from clients
 
-    def post(self, transfer: TransferId, envelope: Envelope, filled_bytes: int, now_ns: int) -> Outgoing:
+    def post(
+        self, transfer: TransferId, envelope: Envelope, filled_bytes: int, now_ns: int, deadline_in_ns: int = 0
+    ) -> Outgoing:
         """A trainer posted a message to a remote endpoint, or to one that isn't known yet."""
         out = Outgoing(transfer, envelope, now_ns, filled_bytes)
+        if deadline_in_ns:
+            out.due_ns = now_ns + deadline_in_ns
         self.transfers[transfer] = out
         out.announcement = self.asking.announced.take(envelope)
         self._unoffered.setdefault(envelope.destination, deque()).append(transfer)

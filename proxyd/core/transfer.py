@@ -176,6 +176,8 @@ class Outgoing:
     posted_ns: int
     filled_bytes: int
     state: SendState = SendState.RESOLVING
+    due_ns: int = 0
+    """When its trainer wants it at the receiver; 0: as soon as its turn comes."""
     peer: AgentName | None = None
     link: LinkName | None = None
     """None: within the site, no grants."""

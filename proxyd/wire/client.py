@@ -194,6 +194,8 @@ class PostSend:
     arena: int = u32()
     offset: int = u64()
     filled_bytes: int = u64()
+    deadline_in_ns: int = u64(0)
+    """Wanted at the receiver within; 0: as soon as its turn comes."""
 
 
 @dataclasses.dataclass(frozen=True)

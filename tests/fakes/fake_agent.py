@@ -150,6 +150,7 @@ class FakeAgent:
         """Everything that clients sent after their hello: (rank, frame)."""
         self.sessions: dict[tuple[str, int], Session] = {}
         self.transfers: dict[TransferId, Transfer] = {}
+        self.posts: list[wire.PostSend] = []
         self.problems: list[BaseException] = []
         self._queues: dict[tuple[str, int], deque[Transfer]] = {}
         self._selector = selectors.DefaultSelector()
@@ -432,6 +433,7 @@ class FakeAgent:
         self._deliver_all()
 
     def _on_post(self, session: Session, frame: wire.PostSend) -> None:
+        self.posts.append(frame)
         envelope = frame.envelope
         memory = session.arenas[frame.arena] if frame.arena else None
         if memory is not None:

@@ -55,6 +55,23 @@ def test_a_message_says_what_it_is(pair: tuple[Endpoint, Endpoint]) -> None:
     assert bytes(m.data) == x.tobytes()
 
 
+@pytest.mark.parametrize("nbytes", [0, 10, 3 * MIB])
+def test_a_deadline_is_told_as_the_time_that_is_left(
+    pair: tuple[Endpoint, Endpoint], agent: FakeAgent, nbytes: int
+) -> None:
+    sender, receiver = pair
+    sender.isend(tensor(nbytes, 1), 1, deadline_s=20.0)
+    sender.isend(tensor(nbytes, 1), 1)
+    for _ in range(2):
+        receiver.recv(0, timeout_s=20)
+    first, second = agent.posts
+    assert 0 < first.deadline_in_ns <= 20_000_000_000
+    assert second.deadline_in_ns == 0
+    for wrong in (0, -1, float("nan"), float("inf"), "soon"):
+        with pytest.raises(ArgumentError, match="deadline_s"):
+            sender.isend(tensor(10, 1), 1, deadline_s=wrong)  # type: ignore[arg-type]
+
+
 def test_a_send_is_a_snapshot(pair: tuple[Endpoint, Endpoint], agent: FakeAgent) -> None:
     sender, receiver = pair
     agent.change(hold=True)
