@@ -84,6 +84,10 @@ LEAST_WINDOW_NS = 20_000_000
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
+KNOWN = 0.5
+PROBE_KNOWN = 0.08
+KNOWN_SPAN_NS = 20 * NANOS
+"""Below so much of what it carried within that time, probes begin higher and grow further than the buffer allows."""
 DRAIN_LEAST = 0.1
 FILL_MOST = 1.25
 """The pace stays within these multiples of the estimate."""
@@ -96,6 +100,8 @@ QUEUE_STRONG_OF_RTT = 16
 """A queue beyond both is no host's noise."""
 DIFFERS = 0.08
 """Delivered and sent rates that are further apart than this say that the link decides."""
+DIFFERS_LEAST = 0.03
+"""... and by so much of the estimate: little that goes slowly is all noise."""
 PLAY = 2
 QUEUE_BINS = 1
 WEAK = 0.9
@@ -255,6 +261,7 @@ class LinkEstimator:
         "_hold_until_ns",
         "_holes",
         "_judged_ns",
+        "_known_rate",
         "_known_rtt_ns",
         "_least_queue",
         "_loss_events_ns",
@@ -307,6 +314,8 @@ class LinkEstimator:
         self._buffer_ns = 0
         self._buffer_seen_bytes = 0
         """The gateway's buffer as losses showed it; 0: never."""
+        self._known_rate = WindowedMin(KNOWN_SPAN_NS)
+        """Of the negative estimate: its highest of late."""
         self._excess = 0.0
         self._round_ns = 0
         self._round_rate = 0.0
@@ -475,8 +484,10 @@ class LinkEstimator:
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
         strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
-        if queued and not strong and (self._starting or self._holes or (not decides and rate < WEAK * self._rate)):
+        if queued and not decides and (rate < WEAK * self._rate or (self._holes and not strong)):
             queued = False  # cold windows or gaps, and a busy host's round trips
+        if self._starting and queued and not strong:
+            queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
             self._rate = rate
@@ -505,7 +516,9 @@ class LinkEstimator:
         counts = [bins[index].sent_bytes for index in range(first, min(end - ago + PLAY, end))]
         sums = [sum(counts[index : index + count]) for index in range(len(counts) - count + 1)]
         scale = NANOS / (count * self._width_ns)
-        return not (1 - DIFFERS) * min(sums) * scale <= rate <= (1 + DIFFERS) * max(sums) * scale
+        noise = DIFFERS_LEAST * self._rate
+        least, most = min(sums) * scale, max(sums) * scale
+        return rate < (1 - DIFFERS) * least - noise or rate > (1 + DIFFERS) * most + noise
 
     def _has_holes(self, end: int, count: int) -> bool:
         """Senders didn't send all they might have, in the last round trip: the pipe has holes, which must not be made
@@ -532,7 +545,12 @@ class LinkEstimator:
         if full and quiet and now_ns >= self._hold_until_ns and not self._starting:
             followed = rate >= self._rate * (1 + self._excess / 2) * 0.98
             more = 2 * self._excess if self._excess and followed else PROBE
-            self._excess = min(more, PROBE_MOST, max(self._buffer_share(rtt_ns) / 2, PROBE))
+            most = max(self._buffer_share(rtt_ns) / 2, PROBE)
+            if self._rate < -KNOWN * (self._known_rate.get(now_ns) or 0):
+                # It has carried much more a few seconds ago: a dip, or a mistake of ours.
+                more, most = max(more, PROBE_KNOWN), PROBE_MOST
+            self._excess = min(more, most)
+        self._known_rate.add(-int(self._rate), now_ns)
         if self.policed and full and now_ns > self._hold_until_ns + LONG_WINDOW_NS and rate > self._rate:
             self.policed = False  # it carries more now; should that be a bucket's burst, losses will say so
         self._stand(rtt_ns, full, now_ns)
