@@ -28,7 +28,10 @@ SEEDS = {
     "full_receiver": 20,
     "lossy": 20,
     "mixed_classes": 15,
+    "moving_link": 6,
+    "others_on_the_link": 4,
     "pipeline_both_ways": 8,
+    "policed": 4,
     "small_messages": 25,
     "two_way": 20,
 }
