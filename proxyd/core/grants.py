@@ -36,6 +36,8 @@ from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lea
 from proxyd.wire.envelope import TrafficClass
 
 REPACE_DOWN = 64
+_NO_FLOW = Flow()
+"""What a fixed estimate needs to know."""
 REPACE_UP = 128
 """A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/128: probes begin with 1/50."""
 STALE_READING_NS = 30_000_000
@@ -95,7 +97,7 @@ class LinkGranter:
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
         self._grants = 0
-        self._front: set[Waiting] = set()
+        self._front: list[Waiting] = []
         """Those whose turn it was at the last decision, and who wait for something else."""
         self._rtt_ns = settings.start_rtt_ns
         self.limit_bytes_per_s = 0
@@ -119,6 +121,26 @@ class LinkGranter:
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
+        if self.settings.live:
+            self._live_report(lane, report, now_ns)
+        else:
+            self._settle(lane.reported(report, now_ns))
+            self.estimator.on_report(report, _NO_FLOW, now_ns)
+        rtt_ns = self.estimator.min_rtt_ns(now_ns)
+        if rtt_ns != self._rtt_ns:
+            self._rtt_ns = rtt_ns
+            self._window_of_lanes.clear()
+        if self.settings.live:
+            self._follow(now_ns)
+        saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
+        if self.settings.live:
+            lane.see_window(report.window_bytes, rtt_ns, self.estimator.pace_bytes_per_s, now_ns)
+        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
+        if changed:
+            self._last = changed
+
+    def _live_report(self, lane: Lane, report: Report, now_ns: int) -> None:
+        """Settle what a report says, and tell the estimator what it adds to the link's totals."""
         account = lane.account
         flow = Flow(
             -lane.arrived_bytes,
@@ -145,18 +167,6 @@ class LinkGranter:
                     flow.horizon_ns = other.counted_ns
                 flow.demand = flow.demand or other.account.at_host_bytes > 0
         self.estimator.on_report(report, flow, now_ns)
-        rtt_ns = self.estimator.min_rtt_ns(now_ns)
-        if rtt_ns != self._rtt_ns:
-            self._rtt_ns = rtt_ns
-            self._window_of_lanes.clear()
-        if self.settings.live:
-            self._follow(now_ns)
-        saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
-        if self.settings.live:
-            lane.see_window(report.window_bytes, rtt_ns, self.estimator.pace_bytes_per_s, now_ns)
-        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
-        if changed:
-            self._last = changed
 
     def set_policy(self, policy: Policy, minute_of_week: int | None, now_ns: int) -> bool:
         """What the operator wants holds from now on, and his limit of that minute; True when that limit is another."""
@@ -172,7 +182,7 @@ class LinkGranter:
         return True
 
     def _limited(self, rate: int) -> int:
-        return min(rate, self.limit_bytes_per_s or rate)
+        return self.limit_bytes_per_s if 0 < self.limit_bytes_per_s < rate else rate
 
     def rate_bytes_per_s(self, now_ns: int) -> int:
         """What the bottleneck carries as far as is known, or less where the operator allows less."""
@@ -320,16 +330,16 @@ class LinkGranter:
         """Issue what can be issued now: (session, message) pairs, in order."""
         self._expire(now_ns)
         issued: list[tuple[int, Grant | Pace]] = []
-        while self._round(now_ns, issued):
+        pace = self.pace_bytes_per_s(now_ns)
+        while self.queue.count and self._round(pace, now_ns, issued):
             pass
         if not self.queue.count and (self.settings.live or self._limit_changed):
-            self._repace([], now_ns, issued)
+            self._repace([], pace, now_ns, issued)
         self._limit_changed = False
         return issued
 
-    def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+    def _repace(self, planned: list[Lane], pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
-        pace = self.pace_bytes_per_s(now_ns)
         # Shares that were made at different paces may sum to more than any of those.
         total = sum(lane.binding_rate(now_ns) for lane in self._active.values() if not lane.leaving)
         for lane in self._active.values():
@@ -357,34 +367,30 @@ class LinkGranter:
             return self.sizes.lead_ns
         return lead_ns(lane.control_rtt_ns, self.sizes.half_buffer_bytes * NANOS // self.sizes.pace_bytes_per_s)
 
-    def _round(self, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> bool:
+    def _round(self, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> bool:
         """Serve the plan once; True when a transfer was fully granted, so that the plan may have changed."""
-        if not self.queue.count:
-            return False
+        sizes = self.sizes
         busy = [lane for lane in self._active.values() if lane.busy(now_ns)]
-        pace = self.pace_bytes_per_s(now_ns)
-        plan = self.planner.plan(
-            pace,
+        outstanding_ns = self._rtt_ns if self._rtt_ns > sizes.report_ns else sizes.report_ns
+        if pace < sizes.pace_bytes_per_s:
             # Of the estimate, not of a pace that is lower while a queue drains: else senders would come and go with it.
-            max(self._rtt_ns, self.sizes.report_ns) * max(pace, self.sizes.pace_bytes_per_s) // pace,
-            self.sizes.chunk_bytes,
-            max(4 * self.sizes.slot_bytes, self.sizes.pace_bytes_per_s // 50),
-            now_ns,
-        )
+            outstanding_ns = outstanding_ns * sizes.pace_bytes_per_s // pace
+        plan = self.planner.plan(pace, outstanding_ns, sizes.chunk_bytes, sizes.turn_bytes, now_ns)
         planned = [share.lane for share in plan]
         for lane in busy:
             lane.out_of_turn = lane not in planned
             if lane.out_of_turn and not lane.leaving:
-                fresh_ns = self.sizes.report_ns + self.sizes.report_ns // 2 + lane.control_rtt_ns
-                lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, self.sizes.half_buffer_bytes)
-        if self.settings.live or self._limit_changed:
-            self._repace(planned, now_ns, issued)
+                fresh_ns = sizes.report_ns + sizes.report_ns // 2 + lane.control_rtt_ns
+                lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, sizes.half_buffer_bytes)
+        follows = self.settings.live or self._limit_changed
+        if follows:
+            self._repace(planned, pace, now_ns, issued)
         self._resize(plan)
-        front: set[Waiting] = set()
+        front: list[Waiting] = []
         for share in plan:
-            rate, start_ns = self._rate(share, busy, now_ns)
+            rate, start_ns = self._rate(share, busy, pace, now_ns)
             lane = share.lane
-            if (self.settings.live or self._limit_changed) and lane in busy and not lane.leaving:
+            if follows and lane in busy and not lane.leaving:
                 # Its part of the link may have changed: also for what it holds.
                 if rate and (start_ns <= now_ns or rate < lane.rate_bytes_per_s):
                     self._tell_pace(lane, rate, pace, now_ns, issued)
@@ -392,21 +398,25 @@ class LinkGranter:
                     # Together they hold more than the pace that has fallen: each gives up its part of the difference.
                     part = lane.rate_bytes_per_s * pace // lane.pace_then_bytes_per_s
                     self._tell_pace(lane, part, pace, now_ns, issued)
-            if rate and self._issue(share, rate, start_ns, now_ns, issued):
+            if rate and self._issue(share, rate, start_ns, pace, now_ns, issued):
                 return True
-            if rate and share.lane not in busy:
-                busy.append(share.lane)
+            if rate and lane not in busy:
+                busy.append(lane)
             self._note_blocked(share, busy, rate, now_ns)
-            front.add(share.waiting)
-        for waiting in self._front - front:
-            # Somebody more urgent came, or its job's cap is used up.
-            waiting.waits.switch(Cause.POLICY if self.planner.held_back(waiting) else Cause.TURN, now_ns)
-        self._front = front
+            front.append(share.waiting)
+        if front != self._front:
+            for waiting in self._front:
+                if waiting not in front:
+                    # Somebody more urgent came, or its job's cap is used up.
+                    waiting.waits.switch(Cause.POLICY if self.planner.held_back(waiting) else Cause.TURN, now_ns)
+            self._front = front
         return False
 
     def _note_blocked(self, share: Share, busy: list[Lane], rate: int, now_ns: int) -> None:
         """Why the first in line of a share got no more, on its clock."""
         waiting = share.waiting
+        if waiting.waits.cause is Cause.SENDING and share.lane.account.at_host_bytes > 0:
+            return  # the usual case: its slots leave one after the other
         cause = cause_of_block(
             share.lane,
             busy,
@@ -417,7 +427,7 @@ class LinkGranter:
         )
         waiting.waits.switch(cause, now_ns)
 
-    def _rate(self, share: Share, busy: list[Lane], now_ns: int) -> tuple[int, int]:
+    def _rate(self, share: Share, busy: list[Lane], pace: int, now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
         lane = share.lane
         held = leaving = 0
@@ -429,8 +439,9 @@ class LinkGranter:
                 leaving += other.binding_rate(now_ns)
             else:
                 held += other.binding_rate(now_ns)
-        pace = self.pace_bytes_per_s(now_ns)
-        rate = min(share.rate_bytes_per_s, pace - held)
+        rate = pace - held
+        if share.rate_bytes_per_s < rate:
+            rate = share.rate_bytes_per_s
         if rate * 4 < share.rate_bytes_per_s or rate <= 0:
             return 0, now_ns
         if lane.leaving and held + lane.binding_rate(now_ns) > pace:
@@ -444,26 +455,33 @@ class LinkGranter:
         return rate, start_ns
 
     def _issue(
-        self, share: Share, rate: int, start_ns: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]
+        self, share: Share, rate: int, start_ns: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]
     ) -> bool:
         """Grant a lane what its window holds; True when a transfer was fully granted."""
         lane, sizes = share.lane, self.sizes
         waiting = share.waiting
         account = lane.account
-        pace = self.pace_bytes_per_s(now_ns)
         # While a queue drains the pace is below the estimate, but what is granted ahead must not run out.
-        steady = rate * max(pace, sizes.pace_bytes_per_s) // pace if self.settings.live else rate
+        steady = rate
+        if self.settings.live and pace < sizes.pace_bytes_per_s:
+            steady = rate * sizes.pace_bytes_per_s // pace
         window = self._lane_window(steady, lane.control_rtt_ns)
         # What a sender can't get rid of (its TCP window is cold, its host busy) must not pile up there: it could be
         # sent by others meanwhile, and it can't be called back.
         chunk = waiting.chunk_bytes or sizes.chunk_bytes
-        ahead = max(window - steady * self._rtt_ns // NANOS, 2 * chunk)
-        room = min(max(window, 2 * chunk) - account.outstanding_bytes, ahead - account.at_host_bytes)
+        least = 2 * chunk
+        ahead = window - steady * self._rtt_ns // NANOS
+        room = (ahead if ahead > least else least) - account.at_host_bytes
+        lane_room = (window if window > least else least) - account.outstanding_bytes
+        if lane_room < room:
+            room = lane_room
         for bottleneck in self.bottlenecks:
-            room = min(room, bottleneck.room_bytes)
-        if share.limit_bytes:
-            room = min(room, share.limit_bytes)
-        need = waiting.need_bytes
+            link_room = bottleneck.window_bytes - bottleneck.outstanding_bytes
+            if link_room < room:
+                room = link_room
+        if 0 < share.limit_bytes < room:
+            room = share.limit_bytes
+        need = waiting.wanted_bytes - waiting.granted_bytes
         nbytes = need if need <= room else room // chunk * chunk
         if nbytes <= 0:
             return False
@@ -476,7 +494,7 @@ class LinkGranter:
                 reason = f"{reason}; starts when the lane before it has left"
         send_ns = nbytes * NANOS // rate
         ttl_ns = min(sizes.ttl_ns, TTL_NS) if waiting.announcement else sizes.ttl_ns
-        leaves_by_ns = max(start_ns, lane.leaves_ns) + ttl_ns + 2 * send_ns
+        leaves_by_ns = (start_ns if start_ns > lane.leaves_ns else lane.leaves_ns) + ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
         lane.granted(nbytes, rate, start_ns, pace, idle)
         self._active[lane.session] = lane
@@ -484,17 +502,17 @@ class LinkGranter:
             bottleneck.take(nbytes)
         self.queue.granted(waiting, nbytes)
         waiting.reason = reason
-        waiting.waits.granted(waiting.need_bytes <= 0, now_ns, start_ns)
+        waiting.waits.granted(nbytes >= need, now_ns, start_ns)
         self._count(waiting, nbytes)
         self._grants += 1
-        start_in_ns = max(0, start_ns - now_ns - lane.control_rtt_ns // 2)
+        start_in_ns = start_ns - now_ns - lane.control_rtt_ns // 2 if start_ns > now_ns else 0
         grant = Grant(
             grant=self._grants,
             transfer=waiting.transfer,
             link=self.link,
             nbytes=nbytes,
             rate_bytes_per_s=rate,
-            start_in_ns=start_in_ns,
+            start_in_ns=start_in_ns if start_in_ns > 0 else 0,
             ttl_ns=ttl_ns,
             epoch=self.epoch,
             lead_ns=self._lead_ns(lane),
@@ -502,7 +520,7 @@ class LinkGranter:
             announcement=waiting.announcement,
         )
         issued.append((lane.session, grant))
-        return waiting.need_bytes <= 0
+        return nbytes >= need
 
     def _count(self, waiting: Waiting, nbytes: int) -> None:
         totals = self._totals
@@ -530,13 +548,16 @@ class LinkGranter:
 
     def _resize(self, plan: list[Share]) -> None:
         """The link's window for those who send: each needs a chunk or two ahead, however slow it is."""
-        pace = self._limited(max(self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s))
-        control_rtt_ns, chunks = self._control_rtt_ns, 0
+        pace, now = self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s
+        pace = self._limited(pace if pace > now else now)
+        control_rtt_ns, chunk_bytes, ahead = self._control_rtt_ns, self.sizes.chunk_bytes, 0
         for share in plan:
-            control_rtt_ns = max(control_rtt_ns, share.lane.control_rtt_ns)
-            chunks += 2 * (share.waiting.chunk_bytes or self.sizes.chunk_bytes)
-        first = 2 * self.sizes.chunk_bytes
-        target = self._lane_window(pace, control_rtt_ns) + max(0, chunks - first)
+            if share.lane.control_rtt_ns > control_rtt_ns:
+                control_rtt_ns = share.lane.control_rtt_ns
+            ahead += 2 * (share.waiting.chunk_bytes or chunk_bytes)
+        target = self._lane_window(pace, control_rtt_ns)
+        if ahead > 2 * chunk_bytes:
+            target += ahead - 2 * chunk_bytes
         for bottleneck in self.bottlenecks:
             if bottleneck.window_bytes != target:
                 bottleneck.resize(target)

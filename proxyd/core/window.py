@@ -58,6 +58,8 @@ class LinkSizes:
     """What an unplanned overlap may put into the gateway's queue."""
     ttl_ns: int
     """How long a grant may wait to be begun."""
+    turn_bytes: int
+    """A turn of the longest waiter or of a job: long enough that the hand-overs around it cost little."""
 
 
 def report_interval_ns(rtt_ns: int) -> int:
@@ -87,7 +89,8 @@ def sizes_for(pace: int, rtt_ns: int, buffer_bytes: int, control_rtt_ns: int, le
     slot = max(chunk, slot // chunk * chunk)
     lead = lead_ns(control_rtt_ns, half_buffer * NANOS // pace)
     ttl = min(max(200_000_000, 3 * rtt_ns, 4 * slot * NANOS // pace), lease_ns // 2)
-    return LinkSizes(pace, report_interval_ns(rtt_ns), slot, chunk, lead, half_buffer, ttl)
+    turn = max(4 * slot, pace // 50)
+    return LinkSizes(pace, report_interval_ns(rtt_ns), slot, chunk, lead, half_buffer, ttl, turn)
 
 
 def lead_ns(control_rtt_ns: int, half_buffer_ns: int) -> int:
