@@ -177,8 +177,8 @@ class CoordinatorMachine:
         self._link_deadlines: dict[LinkName, int] = {}
         self._announced = Announced(
             self._granting,
-            lambda link, session: self._lane(self._links[link], self._sessions[session]),
-            lambda link, now_ns: self._decide(self._links[link], now_ns),
+            self._lane_of,
+            self._decide_on,
             self._next_order,
             self._wake,
         )
@@ -486,6 +486,14 @@ class CoordinatorMachine:
                 stood_in_line = True
             if stood_in_line:  # else it had all it wanted, and its end leaves nobody more than before
                 self._decide(link, now_ns)
+
+    # Methods, not lambdas: a machine's state is kept in the grant log, and functions without a name can't be.
+
+    def _lane_of(self, link: LinkName, session: int) -> Lane:
+        return self._lane(self._links[link], self._sessions[session])
+
+    def _decide_on(self, link: LinkName, now_ns: int) -> None:
+        self._decide(self._links[link], now_ns)
 
     def _granting(self, name: LinkName) -> LinkGranter | None:
         link = self._links.get(name)

@@ -281,15 +281,27 @@ def read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
     return types.MappingProxyType(values)
 
 
+def method_of(owner: Any, name: str) -> Any:
+    """What a bound method comes back as. Only methods of the core's own classes, by their names in the class."""
+    found = vars(type(owner)).get(name)
+    if not type(owner).__module__.startswith("proxyd.core.") or not isinstance(found, types.FunctionType):
+        raise pickle.UnpicklingError(f"{type(owner).__name__}.{name} is no method of the core")
+    return types.MethodType(found, owner)
+
+
 class _CorePickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        return (read_only, (dict(value),)) if isinstance(value, types.MappingProxyType) else NotImplemented
+        if isinstance(value, types.MappingProxyType):
+            return read_only, (dict(value),)
+        if isinstance(value, types.MethodType):
+            return method_of, (value.__self__, value.__name__)
+        return NotImplemented
 
 
 _CONTAINERS: dict[tuple[str, str], Any] = {
     ("collections", name): getattr(collections, name) for name in ("deque", "OrderedDict", "defaultdict", "Counter")
 } | {("builtins", name): kind for name, kind in (("set", set), ("frozenset", frozenset), ("list", list))}
-_CONTAINERS[__name__, read_only.__name__] = read_only
+_CONTAINERS |= {(__name__, one.__name__): one for one in (read_only, method_of)}
 
 
 class _CoreUnpickler(pickle.Unpickler):

@@ -15,7 +15,7 @@ from proxyd.core.effects import CoordinatorEffect
 from proxyd.core.events import CoordinatorEvent, SessionOpened
 from proxyd.core.ids import AgentName, LinkName
 from proxyd.core.messages import AgentHello
-from proxyd.runtime.grant_log import GrantLogError, Part, Recorder, freeze, open_log, part_path, thaw
+from proxyd.runtime.grant_log import GrantLogError, Part, Recorder, freeze, method_of, open_log, part_path, thaw
 from proxyd.runtime.replay import replay
 from proxyd.sim.fluid import FluidSender, FluidWorld
 from proxyd.wire.envelope import TrafficClass
@@ -197,14 +197,29 @@ def test_a_checkpoint_is_the_whole_machine() -> None:
 
 
 class Bad:
+    """Comes back as whatever it is told."""
+
+    def __init__(self, *made: object) -> None:
+        self.made = made
+
     def __reduce__(self) -> tuple[object, ...]:
-        return print, ("code of somebody else",)
+        return self.made[0], self.made[1:]
 
 
-def test_a_checkpoint_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (Bad(print, "code of somebody else"), r"builtins\.print"),
+        (Bad(getattr, 3, "real"), r"builtins\.getattr"),
+        (Bad(method_of, [], "append"), "no method of the core"),
+        (Bad(method_of, AgentName("a", "b"), "__class__"), "no method of the core"),
+        (Bad(freeze, 3), "holds no proxyd"),
+    ],
+)
+def test_a_checkpoint_cannot_run_code(bad: Bad, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     from proxyd import __version__
 
-    text = b64encode(zlib.compress(pickle.dumps(Bad()))).decode()
-    with pytest.raises(GrantLogError, match=r"builtins\.print"):
+    text = b64encode(zlib.compress(pickle.dumps(bad))).decode()
+    with pytest.raises(GrantLogError, match=words):
         thaw(text, __version__)
     assert capsys.readouterr().out == ""
