@@ -354,10 +354,11 @@ class LinkGranter:
 
     def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell a lane its rate, if that has changed by enough to be worth it."""
-        told, rate = lane.rate_bytes_per_s, max(1, rate)
-        # Grants that were issued while the pace crept down hold higher rates than the latest one.
-        held = max(told, lane.account.binding_rate(now_ns))
-        if (rate - told) * REPACE_UP > told or (held - rate) * REPACE_DOWN > held:
+        rate = max(1, rate)
+        # Grants that it still holds may be of other rates than the latest one: higher ones, while the pace crept down,
+        # and lower ones, while another lane had the most of it.
+        slowest, fastest = lane.slowest_bytes_per_s, max(lane.rate_bytes_per_s, lane.account.binding_rate(now_ns))
+        if (rate - slowest) * REPACE_UP > slowest or (fastest - rate) * REPACE_DOWN > fastest:
             lane.repace(rate, pace, now_ns)
             issued.append((lane.session, Pace(self.link, rate, self.epoch)))
 

@@ -68,6 +68,7 @@ class Lane:
         "reserve_until_ns",
         "session",
         "silent_until_ns",
+        "slowest_bytes_per_s",
     )
 
     def __init__(self, session: int, agent: AgentName, control_rtt_ns: int = 1_000_000) -> None:
@@ -78,6 +79,9 @@ class Lane:
         self.account = Account()
         self.rate_bytes_per_s = 0
         """Of its latest grant, or what it was told since."""
+        self.slowest_bytes_per_s = 0
+        """The lowest rate of the grants that it may still hold bytes of, unless it was told another since: what was
+        granted first goes first, at that rate."""
         self.pace_then_bytes_per_s = 0
         """The link's pace when that rate was set."""
         self._measured_bytes_per_s = 0
@@ -153,6 +157,7 @@ class Lane:
             self.leaves_ns = start_ns + self.control_rtt_ns // 2
         self.leaves_ns = max(self.leaves_ns, start_ns) + nbytes * NANOS // rate_bytes_per_s
         self.rate_bytes_per_s = rate_bytes_per_s
+        self.slowest_bytes_per_s = rate_bytes_per_s if idle else min(self.slowest_bytes_per_s, rate_bytes_per_s)
         self.pace_then_bytes_per_s = pace_bytes_per_s
         self.leaving = self.out_of_turn = False
 
@@ -160,7 +165,7 @@ class Lane:
         """The link's pace changed, and the agent is told its part of it for all that it holds."""
         if self.leaves_ns > now_ns:
             self.leaves_ns = now_ns + (self.leaves_ns - now_ns) * self.rate_bytes_per_s // rate_bytes_per_s
-        self.rate_bytes_per_s = rate_bytes_per_s
+        self.rate_bytes_per_s = self.slowest_bytes_per_s = rate_bytes_per_s
         self.pace_then_bytes_per_s = pace_bytes_per_s
         self.account.repace(rate_bytes_per_s, now_ns)
 
