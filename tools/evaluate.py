@@ -114,7 +114,7 @@ def items() -> list[Item]:
     found.append(_item("wan-policed", "wan", policed))
     cross = "bench link --cross 100Mbit --rate 400Mbit --seconds 24 --series --out {out} --plot {png}"
     found.append(_item("wan-cross", "wan", cross))
-    found.append(_item("wan-demo", "wan", "demo --no-capacity --out {out} --plot {png}"))
+    found.append(_item("wan-demo", "wan", "demo --out {out} --plot {png}"))
     for part in ("far", "two-way", "urgent", "weights", "three-sites"):
         found.append(_item(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
     found.append(_test("test-agreement", "wan", "tests/wan/test_agreement.py"))

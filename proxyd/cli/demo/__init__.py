@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxyd.core.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
-CONFIGURED = True
+CONFIGURED = False
 """Whether the coordinator is told of the link, unless an option says otherwise."""
 
 
