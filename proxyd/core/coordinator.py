@@ -29,10 +29,7 @@ from proxyd.core.beats import BeatTurns
 from proxyd.core.coordinator_status import (
     AgentStatus,
     CoordinatorStatus,
-    JobStatus,
-    LaneStatus,
     LinkStatus,
-    WaitingStatus,
 )
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.errors import ConfigError
@@ -48,6 +45,7 @@ from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
 from proxyd.core.lanes import Lane
+from proxyd.core.link_status import link_status
 from proxyd.core.messages import (
     AgentHello,
     AgentMessage,
@@ -618,64 +616,9 @@ class CoordinatorMachine:
 
     def links_status(self, now_ns: int, transfers_per_link: int = 0) -> tuple[LinkStatus, ...]:
         """The links alone."""
-        return tuple(self._link_status(self._links[name], now_ns, transfers_per_link) for name in sorted(self._links))
-
-    def _link_status(self, link: _Link, now_ns: int, most: int) -> LinkStatus:
-        granter = link.granter
-        estimate = granter.estimator.estimate(now_ns)
-        lanes = tuple(
-            LaneStatus(
-                lane.agent,
-                lane.session,
-                lane.account.binding_rate(now_ns),
-                lane.reserve_bytes_per_s if lane.reserve_until_ns > now_ns else 0,
-                lane.ceiling_bytes_per_s,
-                lane.account.outstanding_bytes,
-                lane.leaving,
-                lane.ended,
-            )
-            for _, lane in sorted(granter.lanes.items())
-        )
-        waiting: list[WaitingStatus] = []
-        for item in granter.queue if granter.queue.count else ():
-            if len(waiting) >= most:
-                break
-            waiting.append(
-                WaitingStatus(
-                    item.transfer,
-                    granter.lanes[item.session].agent,
-                    item.destination,
-                    item.job,
-                    item.traffic,
-                    item.wanted_bytes,
-                    item.granted_bytes,
-                    now_ns - item.since_ns,
-                    item.reason,
-                )
-            )
-        return LinkStatus(
-            link=granter.link,
-            source=estimate.source,
-            pace_bytes_per_s=granter.pace_bytes_per_s(now_ns),
-            bottleneck_bytes_per_s=estimate.bottleneck_bytes_per_s,
-            rtt_ns=estimate.min_rtt_ns,
-            queue_ns=estimate.queue_ns,
-            buffer_bytes=estimate.buffer_bytes,
-            window_bytes=granter.window_bytes,
-            outstanding_bytes=granter.outstanding_bytes,
-            slot_bytes=granter.sizes.slot_bytes,
-            chunk_bytes=granter.sizes.chunk_bytes,
-            waiting=granter.queue.count,
-            waiting_bytes=granter.queue.need_bytes,
-            lanes=lanes,
-            transfers=tuple(waiting),
-            window_violations=sum(bottleneck.violations for bottleneck in granter.bottlenecks),
-            fallback_bytes_per_s=link.fallback.sum_bytes_per_s,
-            totals=granter.totals(),
-            last_reason=granter.last_reason,
-            shadow=None if link.shadow is None else link.shadow.status(),
-            jobs=tuple(JobStatus.of(granter.queue, account) for account in granter.queue.accounts()),
-            limit_bytes_per_s=granter.limit_bytes_per_s,
+        return tuple(
+            link_status(link.granter, link.fallback, link.shadow, now_ns, transfers_per_link)
+            for _, link in sorted(self._links.items())
         )
 
     def audit(self, now_ns: int) -> str:

@@ -41,7 +41,7 @@ def log(tmp_path: Path) -> Path:
     world.run(10 * MS)
     sent = [world.send(session, 10_000_000) for session in (1, 2)]
     for session, at_ns in ((1, 260 * MS), (2, 470 * MS)):
-        world.at(at_ns, lambda s=session: world.done(s, sent[s - 1], 10_000_000, TrafficClass.PIPELINE))  # type: ignore[misc]
+        world.at(at_ns, lambda s=session: world.done(s, sent[s - 1], 10_000_000, TrafficClass.PIPELINE))
     world.run(1000 * MS)
     recorder.flush()
     path = tmp_path / "grants.log"

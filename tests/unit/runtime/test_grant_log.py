@@ -42,7 +42,7 @@ class Recorded:
         for session in self.world.senders:
             for size in (8 << 20, 300_000):
                 transfer = self.world.send(session, size, TrafficClass(session % 3))
-                self.world.at(900_000_000, lambda s=session, t=transfer, z=size: self._done(s, t, z))  # type: ignore[misc]
+                self.world.at(900_000_000, lambda s=session, t=transfer, z=size: self._done(s, t, z))
         self.world.run(2_000_000_000)
         self.recorder.flush()
         self._end_part()

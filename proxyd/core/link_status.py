@@ -1,0 +1,69 @@
+"""A link's granter as plain values: what :meth:`~proxyd.core.coordinator.CoordinatorMachine.status` is made of."""
+
+from __future__ import annotations
+
+from proxyd.core.coordinator_status import JobStatus, LaneStatus, LinkStatus, WaitingStatus
+from proxyd.core.fallback import FallbackRates
+from proxyd.core.grants import LinkGranter
+from proxyd.core.shadow import ShadowLink
+
+
+def link_status(
+    granter: LinkGranter, fallback: FallbackRates, shadow: ShadowLink | None, now_ns: int, most: int
+) -> LinkStatus:
+    """One link as plain values; of its queue at most the first ``most``."""
+    estimate = granter.estimator.estimate(now_ns)
+    lanes = tuple(
+        LaneStatus(
+            lane.agent,
+            lane.session,
+            lane.account.binding_rate(now_ns),
+            lane.reserve_bytes_per_s if lane.reserve_until_ns > now_ns else 0,
+            lane.ceiling_bytes_per_s,
+            lane.account.outstanding_bytes,
+            lane.leaving,
+            lane.ended,
+        )
+        for _, lane in sorted(granter.lanes.items())
+    )
+    waiting: list[WaitingStatus] = []
+    for item in granter.queue if granter.queue.count else ():
+        if len(waiting) >= most:
+            break
+        waiting.append(
+            WaitingStatus(
+                item.transfer,
+                granter.lanes[item.session].agent,
+                item.destination,
+                item.job,
+                item.traffic,
+                item.wanted_bytes,
+                item.granted_bytes,
+                now_ns - item.since_ns,
+                item.reason,
+            )
+        )
+    return LinkStatus(
+        link=granter.link,
+        source=estimate.source,
+        pace_bytes_per_s=granter.pace_bytes_per_s(now_ns),
+        bottleneck_bytes_per_s=estimate.bottleneck_bytes_per_s,
+        rtt_ns=estimate.min_rtt_ns,
+        queue_ns=estimate.queue_ns,
+        buffer_bytes=estimate.buffer_bytes,
+        window_bytes=granter.window_bytes,
+        outstanding_bytes=granter.outstanding_bytes,
+        slot_bytes=granter.sizes.slot_bytes,
+        chunk_bytes=granter.sizes.chunk_bytes,
+        waiting=granter.queue.count,
+        waiting_bytes=granter.queue.need_bytes,
+        lanes=lanes,
+        transfers=tuple(waiting),
+        window_violations=sum(bottleneck.violations for bottleneck in granter.bottlenecks),
+        fallback_bytes_per_s=fallback.sum_bytes_per_s,
+        totals=granter.totals(),
+        last_reason=granter.last_reason,
+        shadow=None if shadow is None else shadow.status(),
+        jobs=tuple(JobStatus.of(granter.queue, account) for account in granter.queue.accounts()),
+        limit_bytes_per_s=granter.limit_bytes_per_s,
+    )
