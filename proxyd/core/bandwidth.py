@@ -77,6 +77,10 @@ QUEUE_TARGET_OF_BUFFER = 0.3
 WINDOW_OF_RTT = 5
 """A rate is measured over a fifth of a round trip, but no less than ``LEAST_WINDOW_NS``."""
 LEAST_BIN_NS = 5_000_000
+STALL = 0.2
+STALL_PACKETS = 8
+"""Less than this part of the rate within an interval that should hold so many packets is a stall."""
+BURST = 1.1
 LONG_INTERVALS = 4
 """What an agent reports after a longer silence happened within so many intervals before."""
 LEAST_WINDOW_NS = 20_000_000
@@ -92,6 +96,8 @@ DRAIN_LEAST = 0.1
 FILL_MOST = 1.25
 """The pace stays within these multiples of the estimate."""
 STARTUP_GAIN = 1.5
+STARTUP_USED = 0.6
+"""Start-up is not ended by queues while so little of the pace arrives: those are the senders' own first bursts."""
 PLATEAU = 1.25
 PLATEAU_ROUNDS = 3
 """Start-up is over when the delivered rate grew by less than this, so often in a row (as in BBR)."""
@@ -106,7 +112,7 @@ PLAY = 2
 QUEUE_BINS = 1
 WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
-DIP = 0.2
+DIP = 0.35
 """What an estimate may fall to within a round trip: the links that are known to move have dips to a quarter."""
 HOLES = 0.95
 LOSSES = 3
@@ -469,6 +475,7 @@ class LinkEstimator:
             end -= 1  # it still fills
         if end:
             self._judged_ns = bins[end - 1].end_ns
+        end = self._smooth(end, rtt_ns)
         # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
         seen = [
             bins[index].queue_ns for index in range(max(0, end - QUEUE_BINS), len(bins)) if bins[index].queue_ns >= 0
@@ -486,11 +493,14 @@ class LinkEstimator:
         strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
         if queued and not decides and (rate < WEAK * self._rate or (self._holes and not strong)):
             queued = False  # cold windows or gaps, and a busy host's round trips
-        if self._starting and queued and not strong:
+        if self._starting and queued and not (strong and rate > STARTUP_USED * self.pace_bytes_per_s):
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
-            self._rate = rate
+            # A burst of acknowledgements isn't a rate: what is believed lasts for a round trip, or nearly so.
+            longer = min(end, max(count, rtt_ns // 2 // width_ns))
+            lasting = sum(bins[index].delivered_bytes for index in range(end - longer, end)) * NANOS
+            self._rate = max(self._rate, min(rate, BURST * lasting / (longer * width_ns)))
         if queued or lossy:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
@@ -503,6 +513,28 @@ class LinkEstimator:
         elif full and rate >= 0.95 * self._rate:
             self._confirmed_ns = now_ns
         self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
+
+    def _smooth(self, end: int, rtt_ns: int) -> int:
+        """Acknowledgements that stopped for a moment, and came all at once afterwards, say nothing but their average: a
+        host or a middle box was held up, not the link. Until they come, what there is of them isn't judged (unless it
+        takes half a round trip: then it is an outage). Answers the end of what can be judged."""
+        bins = self._bins
+        usual = STALL * self._rate * self._width_ns / NANOS
+        if self._rate * self._width_ns < STALL_PACKETS * self._settings.mtu_bytes * NANOS:
+            return end  # at such rates intervals without a packet are usual
+        begin = end
+        while begin and bins[begin - 1].delivered_bytes < usual:
+            begin -= 1
+        if begin < end:
+            return begin if (end - begin) * self._width_ns < rtt_ns // 2 else end
+        first = end - 1
+        while first > 0 and bins[first - 1].delivered_bytes < usual and end - first <= rtt_ns // 2 // self._width_ns:
+            first -= 1
+        if 0 < first < end - 1:
+            mean = sum(bins[index].delivered_bytes for index in range(first, end)) / (end - first)
+            for index in range(first, end):
+                bins[index].delivered_bytes = mean
+        return end
 
     def _link_decides(self, rate: float, end: int, count: int, ago: int) -> bool:
         """What was delivered differs from what was sent a round trip (``ago`` intervals) before: then the link decides

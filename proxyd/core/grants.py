@@ -45,6 +45,10 @@ STALE_READING_NS = 30_000_000
 RESIZE = 8
 """Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
+PADDING_JOB = ""
+"""Agents warm cold connections up by transfers of no job: while there are only those, nobody really wants the link, and
+what is delivered says nothing of it."""
+
 
 @dataclasses.dataclass(slots=True)
 class LinkTotals:
@@ -157,7 +161,8 @@ class LinkGranter:
         flow.at_ns = flow.horizon_ns = lane.read_at(
             report.elapsed_ns, bool(flow.delivered_bytes or flow.sent_bytes), now_ns
         )
-        flow.demand = self.queue.count > 0
+        padding = self.queue.account(PADDING_JOB)
+        flow.demand = self.queue.count > (padding.count if padding is not None else 0)
         stale_ns = now_ns - max(STALE_READING_NS, self._rtt_ns // 2)
         for other in self._active.values():
             if not other.ended:
@@ -165,7 +170,7 @@ class LinkGranter:
                 flow.in_flight_bytes += in_flight
                 if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
                     flow.horizon_ns = other.counted_ns
-                flow.demand = flow.demand or other.account.at_host_bytes > 0
+                flow.demand = flow.demand or (other.account.at_host_bytes > 0 and not other.padding)
         self.estimator.on_report(report, flow, now_ns)
 
     def set_policy(self, policy: Policy, minute_of_week: int | None, now_ns: int) -> bool:
@@ -378,11 +383,16 @@ class LinkGranter:
             outstanding_ns = outstanding_ns * sizes.pace_bytes_per_s // pace
         plan = self.planner.plan(pace, outstanding_ns, sizes.chunk_bytes, sizes.turn_bytes, now_ns)
         planned = [share.lane for share in plan]
+        tails = sum(lane.account.at_host_bytes for lane in busy if lane.harmless)
         for lane in busy:
             lane.out_of_turn = lane not in planned
             if lane.out_of_turn and not lane.leaving:
                 fresh_ns = sizes.report_ns + sizes.report_ns // 2 + lane.control_rtt_ns
                 lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, sizes.half_buffer_bytes)
+                if not lane.leaving and self.settings.live:
+                    # The last chunk may creep out of a stream with a cold window: nobody needs to wait for it.
+                    tails += lane.account.at_host_bytes
+                    lane.leaving = lane.harmless = tails <= sizes.half_buffer_bytes
         follows = self.settings.live or self._limit_changed
         if follows:
             self._repace(planned, pace, now_ns, issued)
@@ -434,7 +444,7 @@ class LinkGranter:
         held = leaving = 0
         start_ns = now_ns
         for other in busy:
-            if other is lane:
+            if other is lane or other.harmless:
                 continue
             if other.leaving:
                 leaving += other.binding_rate(now_ns)
@@ -498,6 +508,7 @@ class LinkGranter:
         leaves_by_ns = (start_ns if start_ns > lane.leaves_ns else lane.leaves_ns) + ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
         lane.granted(nbytes, rate, start_ns, pace, idle)
+        lane.padding = waiting.job == PADDING_JOB
         self._active[lane.session] = lane
         for bottleneck in self.bottlenecks:
             bottleneck.take(nbytes)

@@ -57,10 +57,12 @@ class Lane:
         "control_rtt_ns",
         "counted_ns",
         "ended",
+        "harmless",
         "leaves_ns",
         "leaving",
         "lost_bytes",
         "out_of_turn",
+        "padding",
         "pace_then_bytes_per_s",
         "rate_bytes_per_s",
         "reported_ns",
@@ -91,10 +93,14 @@ class Lane:
         """What its TCP windows let it send now; 0: no limit."""
         self.ceiling_sticks = False
         """The ceiling says something about the path or the host, not only about data that wasn't there."""
+        self.padding = False
+        """What it was granted last is an agent's padding: it fills a cold window, and says nothing of the link."""
         self.out_of_turn = False
         """Busy, and not in the plan: somebody waits for it to leave."""
         self.leaving = False
         """Its share has been passed on; so it stays until it is granted anew."""
+        self.harmless = False
+        """It is leaving, and what it still has fits into the gateway's buffer, however slowly it comes."""
         self.leaves_ns = 0
         """When its last granted byte leaves, as predicted."""
         self.reported_ns = 0
@@ -159,7 +165,7 @@ class Lane:
         self.rate_bytes_per_s = rate_bytes_per_s
         self.slowest_bytes_per_s = rate_bytes_per_s if idle else min(self.slowest_bytes_per_s, rate_bytes_per_s)
         self.pace_then_bytes_per_s = pace_bytes_per_s
-        self.leaving = self.out_of_turn = False
+        self.leaving = self.out_of_turn = self.harmless = False
 
     def repace(self, rate_bytes_per_s: int, pace_bytes_per_s: int, now_ns: int) -> None:
         """The link's pace changed, and the agent is told its part of it for all that it holds."""

@@ -40,6 +40,7 @@ LOCAL_CHUNK_BYTES = 1 << 20
 """Chunk of a path within the site: large enough for full loopback speed, small enough to stay in a cache."""
 UNKNOWN_CHUNK_BYTES = 64 << 10
 """Chunk for a link of which nothing is known yet: no coordinator grants less at a time."""
+FOUND_STREAMS = 2
 MAX_STREAMS = 64
 
 
@@ -344,7 +345,10 @@ class Sender:
             self.effects.append(wanted)
 
     def _streams_to(self, name: AgentName) -> int:
-        """As many streams as it takes to hold the link's BDP in their buffers: derived, not tuned."""
+        """As many streams as it takes to hold the link's BDP in their buffers: derived, not tuned.
+
+        A link whose rate is being found has a few from the start: one that is added later is cold when it is needed.
+        """
         if self.config.streams:
             return self.config.streams
         if name.site == self.config.agent.site:
@@ -353,7 +357,8 @@ class Sender:
         if info is None:
             return 1
         bdp_bytes = page_round_up(info.rate_bytes_per_s * info.rtt_ns // NANOS)
-        return max(1, min(MAX_STREAMS, -(-bdp_bytes // self.config.stream_capacity_bytes)))
+        least = 1 if info.source == "configured" else FOUND_STREAMS
+        return max(least, min(MAX_STREAMS, -(-bdp_bytes // self.config.stream_capacity_bytes)))
 
     def peer_connected(self, name: AgentName, eager_bytes: int, now_ns: int) -> None:
         """A peer can be offered messages now; its budgets are fresh."""
