@@ -53,6 +53,8 @@ STEPS: dict[tuple[str, str], float] = {
     ("double", "1bdp"): 0.01,
 }
 """Most loss after the step."""
+RATES = {"10Mbit": "256KiB", "100Mbit": "2MiB", "1Gbit": "8MiB", "10Gbit": "64MiB", "100Gbit": "256MiB"}
+"""And the size of a message at each."""
 PLAIN = ("cubic", "bbr")
 PICTURED = ("wan-link-moderate-1bdp", "wan-step-halve-1bdp", "wan-step-double-1bdp", "wan-policed", "wan-demo")
 """Their pictures are kept in docs/pictures."""
@@ -94,8 +96,10 @@ def items() -> list[Item]:
         rate = RATE if step == "halve" else "200Mbit"
         words = f"--trace {step}s --buffer {buffer} --rate {rate} --rtt {RTT} --seconds 20 --mtu 9000"
         found.append(_item(f"sim-step-{step}-{buffer}", "sim", f"simulate link {words} --out {{out}}"))
-    for rate in ("10Mbit", "1Gbit", "10Gbit", "100Gbit"):
-        words = f"--trace moderate --buffer 1bdp --rate {rate} --rtt {RTT} --seconds 20 --out {{out}}"
+    for rate, message in RATES.items():
+        words = (
+            f"--trace moderate --buffer 1bdp --rate {rate} --rtt {RTT} --seconds 20 --message {message} --out {{out}}"
+        )
         found.append(_item(f"sim-rate-{rate}", "sim", f"simulate link {words}"))
     for name, control in (("beside", "1ms"), ("far", "90ms")):
         words = f"--trace calm --buffer 1bdp --rate {RATE} --rtt {RTT} --senders 2 --seconds 30 --mtu 9000"
@@ -438,7 +442,7 @@ def rest_table() -> list[str]:
 def rate_table() -> list[str]:
     """The same trace from 10 Mbit/s to 100 Gbit/s."""
     rows = ["| rate | used, queue p99, loss |", "| --- | --- |"]
-    for rate in ("10Mbit", "1Gbit", "10Gbit", "100Gbit"):
+    for rate in RATES:
         rows.append(f"| {rate} | {link_cell(read(f'sim-rate-{rate}'), LINKS['moderate', '1bdp'])} |")
     return rows
 
