@@ -158,6 +158,9 @@ async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None, 
         ending.callback(coordinator.close)
         ending.callback(keeper.close)
         keeper.start()
+        if config.bottlenecks:
+            names = ", ".join(one.settings.name for one in config.bottlenecks)
+            log.warning("[[bottleneck]] is read and checked, but not applied yet", extra=fields(names=names))
         loop.add_signal_handler(signal.SIGHUP, keeper.reload)
         metrics = None
         if section.metrics_address is not None:
