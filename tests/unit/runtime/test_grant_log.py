@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import zlib
 from base64 import b64encode
@@ -29,9 +30,10 @@ CONFIG = CoordinatorConfig(links=(LinkSettings(AB, 50_000_000, RTT_NS, 250_000),
 class Recorded:
     """A burst of fluid senders, recorded into parts."""
 
-    def __init__(self, path: Path, part_after: int = 0) -> None:
+    def __init__(self, path: Path, part_after: int = 0, *, observe: bool = False) -> None:
         self.path = path
-        self.machine = CoordinatorMachine(CONFIG, epoch=5)
+        links = tuple(dataclasses.replace(link, observe=observe) for link in CONFIG.links)
+        self.machine = CoordinatorMachine(dataclasses.replace(CONFIG, links=links), epoch=5)
         self.lines: list[bytes] = []
         self.recorder = Recorder(self.lines.append)
         self.events = 0
@@ -103,6 +105,20 @@ def test_a_later_part_replays_from_its_checkpoint(path: Path) -> None:
     result = replay(open_log(path))
     assert result.difference is None
     assert result.events == run.events - 100
+
+
+def test_a_shadow_replays_and_is_part_of_a_checkpoint(path: Path) -> None:
+    run = Recorded(path, part_after=7, observe=True)
+    assert run.part > 2
+    [link] = [link for link in run.machine.links_status(START_NS + 2_000_000_000) if link.link == AB]
+    assert link.shadow is not None
+    assert sum(one.shadow.count for one in link.shadow.classes) == 8
+    part_path(path, run.part - 1).unlink()
+    machines = []
+    result = replay(open_log(path), lambda machine, now_ns, event: machines.append(machine))
+    assert result.difference is None
+    [again] = [link for link in machines[-1].links_status(START_NS + 2_000_000_000) if link.link == AB]
+    assert again == link
 
 
 def test_a_torn_end_is_skipped_with_a_word(path: Path) -> None:
