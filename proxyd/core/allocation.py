@@ -320,11 +320,14 @@ class LinkQueue:
         "heaviest",
         "policy",
         "throttled",
+        "version",
     )
 
     def __init__(self) -> None:
         self.classes = (ClassQueue(), ClassQueue(), ClassQueue())
         """By :class:`TrafficClass`."""
+        self.version = 0
+        """Another one whenever somebody came, left, or may send again or no longer."""
         self.policy = Policy()
         self.heaviest = 1.0
         """The highest weight of a job that was seen."""
@@ -389,6 +392,7 @@ class LinkQueue:
         return True
 
     def _add(self, queue: ClassQueue, waiting: Waiting) -> None:
+        self.version += 1
         job = self._queue_of(waiting.job, waiting.traffic)
         account = job.account
         if not job.count:
@@ -423,6 +427,7 @@ class LinkQueue:
         waiting.reason = reason
 
     def _left(self, waiting: Waiting) -> None:
+        self.version += 1
         queue, job = self.classes[waiting.traffic], waiting.home
         if job is None:
             return
@@ -473,6 +478,7 @@ class LinkQueue:
 
     def set_policy(self, policy: Policy) -> None:
         """Other weights, floors and caps hold from now on."""
+        self.version += 1
         self.policy = policy
         self.heaviest = 1.0
         self.floors.clear()
@@ -489,6 +495,7 @@ class LinkQueue:
 
     def throttle(self, account: JobAccount, ready_ns: int) -> None:
         """A job's cap is used up until then."""
+        self.version += 1
         account.throttled = True
         heappush(self.throttled, (ready_ns, self._queues[account.name][0].number, account.name))
 
@@ -501,6 +508,7 @@ class LinkQueue:
                 self._release(account)
 
     def _release(self, account: JobAccount) -> None:
+        self.version += 1
         account.throttled = False
         for queue, job in zip(self.classes, self._queues[account.name], strict=True):
             if job.count:

@@ -399,7 +399,7 @@ class CoordinatorMachine:
         link = self._links.get(report.link)
         if link is None or report.link.src_site != session.agent.site:
             return
-        lane = self._lane(link, session)
+        lane = link.granter.lanes.get(session.number) or self._lane(link, session)
         if link.shadow is not None:
             link.shadow.reported(lane, report, now_ns)
         else:

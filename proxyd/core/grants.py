@@ -36,6 +36,7 @@ from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lea
 from proxyd.wire.envelope import TrafficClass
 
 REPACE_DOWN = 64
+_NEVER_NS = 1 << 63
 _NO_FLOW = Flow()
 """What a fixed estimate needs to know."""
 REPACE_UP = 128
@@ -229,22 +230,22 @@ class LinkGranter:
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When :meth:`decide` should be called although nothing has happened."""
-        best: int | None = None
+        best = _NEVER_NS
         for lane in self._active.values():
             due_ns = lane.account.next_deadline_ns(now_ns)
-            if due_ns is not None and (best is None or due_ns < best):
+            if due_ns is not None and due_ns < best:
                 best = due_ns
-            if lane.out_of_turn and now_ns < (leads_ns := lane.leaves_ns - self._lead_ns(lane)):
-                best = leads_ns if best is None else min(best, leads_ns)
-            if lane.silent_until_ns > now_ns:
-                best = lane.silent_until_ns if best is None else min(best, lane.silent_until_ns)
-            if lane.reserve_until_ns > now_ns:
-                best = lane.reserve_until_ns if best is None else min(best, lane.reserve_until_ns)
-        if (released_ns := self.planner.next_deadline_ns()) is not None:
-            best = released_ns if best is None else min(best, released_ns)
-        if self.settle_until_ns > now_ns and self.queue.count:
-            best = self.settle_until_ns if best is None else min(best, self.settle_until_ns)
-        return best
+            if lane.out_of_turn and now_ns < (leads_ns := lane.leaves_ns - self._lead_ns(lane)) < best:
+                best = leads_ns
+            if now_ns < lane.silent_until_ns < best:
+                best = lane.silent_until_ns
+            if now_ns < lane.reserve_until_ns < best:
+                best = lane.reserve_until_ns
+        if (released_ns := self.planner.next_deadline_ns()) is not None and released_ns < best:
+            best = released_ns
+        if now_ns < self.settle_until_ns < best and self.queue.count:
+            best = self.settle_until_ns
+        return None if best == _NEVER_NS else best
 
     def _expire(self, now_ns: int) -> None:
         idle: list[Lane] = []
@@ -519,17 +520,17 @@ class LinkGranter:
         self._grants += 1
         start_in_ns = start_ns - now_ns - lane.control_rtt_ns // 2 if start_ns > now_ns else 0
         grant = Grant(
-            grant=self._grants,
-            transfer=waiting.transfer,
-            link=self.link,
-            nbytes=nbytes,
-            rate_bytes_per_s=rate,
-            start_in_ns=start_in_ns if start_in_ns > 0 else 0,
-            ttl_ns=ttl_ns,
-            epoch=self.epoch,
-            lead_ns=self._lead_ns(lane),
-            reason=reason,
-            announcement=waiting.announcement,
+            self._grants,
+            waiting.transfer,
+            self.link,
+            nbytes,
+            rate,
+            start_in_ns if start_in_ns > 0 else 0,
+            ttl_ns,
+            self.epoch,
+            self._lead_ns(lane),
+            reason,
+            waiting.announcement,
         )
         issued.append((lane.session, grant))
         return nbytes >= need

@@ -188,18 +188,27 @@ class Lane:
         else:
             rate = self.rate_bytes_per_s
             # The agent knows what its grants wait for; that it can't be faster than its rate is known here.
-            leaves_in = max(report.leaves_in_ns + account.unseen_bytes * NANOS // rate, at_host * NANOS // rate)
+            leaves_in = report.leaves_in_ns + account.unseen_bytes * NANOS // rate
+            at_rate = at_host * NANOS // rate
+            if at_rate > leaves_in:
+                leaves_in = at_rate
             # Its first byte left half a control round trip after the grant was issued; the news took the other half.
-            elapsed_ns = now_ns - max(self.reported_ns, self._epoch_ns + control_rtt_ns)
+            begun_ns = self._epoch_ns + control_rtt_ns
+            elapsed_ns = now_ns - (begun_ns if begun_ns > self.reported_ns else self.reported_ns)
             if elapsed_ns > SPEED_SPAN_NS:
                 speed = (account.left_bytes - left_before) * NANOS // elapsed_ns
                 if speed < rate - rate // 4:
                     leaves_in = max(leaves_in, min(at_host * NANOS // max(speed, 1), NANOS))
-            self.leaves_ns = now_ns + max(0, min(leaves_in, NANOS) - control_rtt_ns // 2)
+            leaves_in = (leaves_in if leaves_in < NANOS else NANOS) - control_rtt_ns // 2
+            self.leaves_ns = now_ns + leaves_in if leaves_in > 0 else now_ns
         self.reported_ns = now_ns
-        arrived = account.delivered_bytes + max(0, report.sacked_bytes)
-        self.arrived_bytes = min(max(self.arrived_bytes, arrived), account.left_bytes)
-        self.lost_bytes = max(0, report.lost_bytes)
+        arrived = account.delivered_bytes
+        if report.sacked_bytes > 0:
+            arrived += report.sacked_bytes
+        if arrived < self.arrived_bytes:
+            arrived = self.arrived_bytes
+        self.arrived_bytes = arrived if arrived < account.left_bytes else account.left_bytes
+        self.lost_bytes = report.lost_bytes if report.lost_bytes > 0 else 0
         return settled
 
     def read_at(self, elapsed_ns: int, changed: bool, now_ns: int) -> int:
@@ -224,7 +233,10 @@ class Lane:
     def in_flight_bytes(self) -> int:
         """On their way: left, not arrived, not lost, not forgiven."""
         account = self.account
-        return max(0, min(account.left_bytes - self.arrived_bytes - self.lost_bytes, account.outstanding_bytes))
+        nbytes = account.left_bytes - self.arrived_bytes - self.lost_bytes
+        if nbytes > account.outstanding_bytes:
+            nbytes = account.outstanding_bytes
+        return nbytes if nbytes > 0 else 0
 
     def fell_silent(self, now_ns: int, lease_ns: int) -> None:
         """The time of its grants is over and it has not said what became of them: try again later, and ever later."""
@@ -258,7 +270,7 @@ class Lane:
             return ""
         self._epoch_limited = self._epoch_limited and report.limited
         elapsed_ns = now_ns - self._epoch_ns
-        if elapsed_ns < max(rtt_ns, 20_000_000):
+        if elapsed_ns < 20_000_000 or elapsed_ns < rtt_ns:
             return ""
         measured = (self.account.left_bytes - self._epoch_left_bytes) * NANOS // elapsed_ns
         limited, last = self._epoch_limited, self._last_rate

@@ -94,6 +94,9 @@ class Planner:
         self._chunk_bytes = 1
         self._turn_bytes = self._quantum_bytes = 1
         self._far_ns = 0
+        self._whole: tuple[int, Share, ClassQueue] | None = None
+        """The latest plan, when it was the usual one: the queue's version, and the whole link for the first in line of
+        a class whose jobs take turns."""
 
     def set_policy(self, policy: Policy, fifo_share: float) -> None:
         """Other rules hold from now on."""
@@ -129,7 +132,7 @@ class Planner:
         if account is self._floor_turn:
             account.floor_owed_bytes -= nbytes
         else:
-            queue.charge(waiting, nbytes)
+            queue.classes[waiting.traffic].charge(home, nbytes)
         if account.cap_bytes_per_s:
             account.cap_left_bytes -= nbytes
             if account.cap_left_bytes < self._chunk_bytes and not account.throttled:
@@ -151,9 +154,12 @@ class Planner:
         """
         queue = self._queue
         self._now_ns, self._chunk_bytes, self._turn_bytes, self._far_ns = now_ns, chunk_bytes, turn_bytes, far_ns
-        self._quantum_bytes = max(turn_bytes, pace * QUANTUM_NS // NANOS)
+        quantum_bytes = pace * QUANTUM_NS // NANOS
+        self._quantum_bytes = quantum_bytes if quantum_bytes > turn_bytes else turn_bytes
         if queue.throttled:
             queue.release(now_ns)
+        if self._whole is not None and (again := self._again(pace)) is not None:
+            return [again]
         left = pace
         plan: list[Share] = []
         taken: set[int] = set()
@@ -184,6 +190,25 @@ class Planner:
             plan[0].rate_bytes_per_s += left
         return plan
 
+    def _again(self, pace: int) -> Share | None:
+        """The share of the latest plan, while nothing has happened that could change more than its rate."""
+        assert self._whole is not None
+        version, share, members = self._whole
+        lane = share.lane
+        if (
+            version == self._queue.version
+            and members.turn_left_bytes > 0
+            and self.turn is None
+            and self._credit_bytes < self._turn_bytes
+            and self._now_ns >= lane.silent_until_ns
+            and not lane.ceiling_bytes_per_s
+            and not 0 < self._far_ns < lane.control_rtt_ns
+        ):
+            share.rate_bytes_per_s = pace
+            return share
+        self._whole = None
+        return None
+
     # --------------------------------------------------------------------------------------------------- one at a time
 
     def _one_at_a_time(
@@ -195,7 +220,9 @@ class Planner:
         plan: list[Share],
         taken: set[int],
     ) -> int:
-        job = members.choose(self._quantum)
+        job = members.current
+        if job is None or members.turn_left_bytes <= 0 or not job.count or job.account.throttled:
+            job = members.choose(self._quantum)
         first = None if job is None else job.first()
         if job is None or first is None:
             return left
@@ -205,7 +232,10 @@ class Planner:
             if 0 < self._far_ns < lane.control_rtt_ns:
                 return self._together(members, traffic, left, plan, taken)
             # The usual case, without a walk over the others.
-            return self._add(first, left, reason, plan, taken)
+            left = self._add(first, left, reason, plan, taken)
+            if len(plan) == 1 and not (plan[0].limit_bytes or self._queue.floors) and first.due_ns == NO_DEADLINE_NS:
+                self._whole = (self._queue.version, plan[0], members)
+            return left
         beside = reason if not plan else _BESIDE[traffic]
         return self._fill(self._in_turn(members, job), left, pace, beside, plan, taken, _BESIDE[traffic])
 

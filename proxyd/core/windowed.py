@@ -25,14 +25,14 @@ class WindowedMin:
         while samples and samples[-1][1] >= value:
             samples.pop()
         samples.append((now_ns, value))
-        self._forget(now_ns)
+        before_ns = now_ns - self.span_ns
+        while samples[0][0] < before_ns:
+            samples.popleft()
 
     def get(self, now_ns: int) -> int | None:
         """The minimum, or None when every sample is older than the window."""
-        self._forget(now_ns)
-        return self._samples[0][1] if self._samples else None
-
-    def _forget(self, now_ns: int) -> None:
         samples = self._samples
-        while samples and samples[0][0] < now_ns - self.span_ns:
+        before_ns = now_ns - self.span_ns
+        while samples and samples[0][0] < before_ns:
             samples.popleft()
+        return samples[0][1] if samples else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from proxyd.core.allocation import NO_DEADLINE_NS, LinkQueue, Waiting
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.lanes import Lane
@@ -292,3 +296,41 @@ def test_a_class_is_served_as_the_policy_says() -> None:
     for session in (3, 4):
         link.want(session, PIPELINE)
     assert link.lines() == [(3, PACE // 2), (4, PACE // 2)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(seed: int) -> None:
+    """Two links live through the same; one of them makes each plan anew."""
+    chance = random.Random(seed)
+    jobs = {"x": JobPolicy(2), "y": JobPolicy(1, cap_bytes_per_s=400_000), "z": JobPolicy(1, floor_bytes_per_s=50_000)}
+    links = [Link(Policy(jobs if seed % 2 else {})) for _ in range(2)]
+    wanted: list[list[Waiting]] = [[], []]
+    reused = 0
+    for _ in range(400):
+        step, pick, size = chance.randrange(9), chance.random(), chance.randrange(1, 60) * CHUNK
+        traffic, job, session = chance.choice((PIPELINE, BULK, BULK)), chance.choice("xyz"), chance.randrange(1, 5)
+        lines = []
+        for link, mine in zip(links, wanted, strict=True):
+            link.now_ns += size * 1_000
+            match step:
+                case 0 if len(mine) < 12:
+                    mine.append(link.want(session, traffic, job, 10 * size))
+                case 1 if mine:
+                    link.queue.end(mine.pop(int(pick * len(mine))), "cancelled")
+                case 2 if session in link.lanes:
+                    link.ceiling(session, 0 if pick < 0.7 else PACE // 3)
+                case 3 if session in link.lanes and pick < 0.3:
+                    link.lanes[session].silent_until_ns = link.now_ns + 20 * MS
+                case 4 if pick < 0.2:
+                    link.planner.set_policy(Policy(jobs if pick < 0.1 else {}), 0.05)
+            if link is links[1]:
+                link.planner._whole = None
+            before = link.planner._whole
+            plan = link.plan()
+            reused += before is not None and link.planner._whole is before
+            lines.append([(one.lane.session, one.rate_bytes_per_s, one.reason, one.waiting.order) for one in plan])
+            if plan and plan[0].waiting.need_bytes > 0:
+                link.grant(plan[0].waiting, min(size, plan[0].waiting.need_bytes, plan[0].limit_bytes or size))
+            mine[:] = [waiting for waiting in mine if waiting.queued]
+        assert lines[0] == lines[1]
+    assert reused > 10 or seed % 2, "floors are looked at each time"
