@@ -26,13 +26,13 @@ from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.beats import BeatTurns
+from proxyd.core.coordinator_config import MAX_UNCONFIGURED_LINKS, CoordinatorConfig, refusal
 from proxyd.core.coordinator_status import (
     AgentStatus,
     CoordinatorStatus,
     LinkStatus,
 )
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
-from proxyd.core.errors import ConfigError
 from proxyd.core.events import (
     CoordinatorEvent,
     LocalTime,
@@ -72,8 +72,8 @@ from proxyd.core.shadow import ShadowLink
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
-MAX_TRANSFERS_PER_SESSION = 100_000
-MAX_UNCONFIGURED_LINKS = 4096
+__all__ = ["MAX_EPOCH", "RETURN_NS", "CoordinatorConfig", "CoordinatorMachine"]
+
 RETURN_NS = 5_000_000_000
 """After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
 MAX_EPOCH = 1 << 62
@@ -82,37 +82,6 @@ MAX_BEATS_UNDER_WAY = 4096
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
 messages."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CoordinatorConfig:
-    """What a coordinator is told at start. Raises ConfigError for values that make no sense together."""
-
-    name: str = "coordinator"
-    owns: tuple[str, ...] = ("*->*",)
-    links: tuple[LinkSettings, ...] = ()
-    beat_ns: int = 150_000_000
-    lease_ns: int = 2_000_000_000
-    control_rtt_ns: int = 1_000_000
-    """Round trip between an agent and this coordinator, as far as is known."""
-    observe: bool = False
-    """Links that aren't configured are only observed."""
-
-    def __post_init__(self) -> None:
-        if self.beat_ns <= 0 or self.lease_ns < 2 * self.beat_ns or self.control_rtt_ns < 0:
-            raise ConfigError(
-                f"coordinator {self.name}: beat {self.beat_ns} ns, lease {self.lease_ns} ns and control round trip "
-                f"{self.control_rtt_ns} ns don't fit together",
-                why="a lease must be at least two beats",
-            )
-        seen: set[LinkName] = set()
-        for settings in self.links:
-            if settings.link.is_local or settings.link in seen:
-                raise ConfigError(
-                    f"coordinator {self.name}: link {settings.link} "
-                    + ("stays within one site" if settings.link.is_local else "is configured twice")
-                )
-            seen.add(settings.link)
 
 
 @dataclasses.dataclass(slots=True)
@@ -409,7 +378,7 @@ class CoordinatorMachine:
     def _request(self, session: _Session, message: Request, now_ns: int) -> None:
         waiting = session.transfers.get(message.transfer)
         if waiting is None:
-            reason = self._refusal(session, message)
+            reason = refusal(self.config, session.agent, message, self._links, len(session.transfers))
             if reason:
                 self._tell(session.number, Denied(message.transfer, reason))
                 return
@@ -445,25 +414,6 @@ class CoordinatorMachine:
             waiting.reason = reason
             self._tell(session.number, Queued(message.transfer, transfers, starts_in_ns, finishes_in_ns, reason))
             self._decide(link, now_ns)
-
-    def _refusal(self, session: _Session, message: Request) -> str:
-        """Why a new request can't be served; "" when it can."""
-        link = message.link
-        if link.is_local or link.src_site != session.agent.site:
-            site = session.agent.site
-            return f"agent {session.agent} can't ask for link {link}: it must lead from site {site} to another"
-        if link not in self._links and not owns_link(self.config.owns, link):
-            owns = ", ".join(self.config.owns)
-            return f"coordinator {self.config.name} does not own link {link} (it owns {owns}); ask the one that does"
-        if link not in self._links and len(self._links) >= len(self.config.links) + MAX_UNCONFIGURED_LINKS:
-            return f"link {link} is not configured, and there are already {MAX_UNCONFIGURED_LINKS} such links"
-        if not 0 < message.wanted_bytes <= MAX_TRANSFER_BYTES:
-            return f"{message.wanted_bytes} bytes can't be granted (1 to {MAX_TRANSFER_BYTES})"
-        if message.traffic not in CLASSES:
-            return f"traffic class {message.traffic} is unknown"
-        if len(session.transfers) >= MAX_TRANSFERS_PER_SESSION:
-            return f"agent {session.agent} already has {MAX_TRANSFERS_PER_SESSION} transfers open"
-        return ""
 
     def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
