@@ -190,6 +190,16 @@ class Planner:
             plan[0].rate_bytes_per_s += left
         return plan
 
+    def _is_usual(self, share: Share) -> bool:
+        """Nothing that changes by itself is in it: a cap, a floor, a deadline, or somebody more urgent who is silent."""
+        queue = self._queue
+        return not (
+            share.limit_bytes
+            or queue.floors
+            or share.waiting.due_ns != NO_DEADLINE_NS
+            or any(queue.classes[traffic].count for traffic in CLASSES[: share.traffic])
+        )
+
     def _again(self, pace: int) -> Share | None:
         """The share of the latest plan, while nothing has happened that could change more than its rate."""
         assert self._whole is not None
@@ -233,7 +243,7 @@ class Planner:
                 return self._together(members, traffic, left, plan, taken)
             # The usual case, without a walk over the others.
             left = self._add(first, left, reason, plan, taken)
-            if len(plan) == 1 and not (plan[0].limit_bytes or self._queue.floors) and first.due_ns == NO_DEADLINE_NS:
+            if len(plan) == 1 and self._is_usual(plan[0]):
                 self._whole = (self._queue.version, plan[0], members)
             return left
         beside = reason if not plan else _BESIDE[traffic]
