@@ -18,7 +18,7 @@ from tests.e2e.rig import MIB, Counters, Net, Trainer, pattern, until
 pytestmark = pytest.mark.timeout(60)
 
 # 10 MB/s: a message of 20 MiB takes two seconds, enough to be in the middle of it.
-FIGURES = LinkFigures("80Mbit", "10ms", "1bdp")
+FIGURES = LinkFigures("80Mbit", "10ms", "1bdp", estimate="fixed")
 SLOW = {("a", "b"): FIGURES, ("b", "a"): FIGURES}
 SIZE = 20 * MIB
 

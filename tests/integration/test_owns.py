@@ -22,7 +22,7 @@ from proxyd.cli.cluster import AgentMember, Cluster, CoordinatorMember, LinkFigu
 from proxyd.cli.scrape import scrape
 
 MIB = 1 << 20
-SLOW = LinkFigures(capacity="200Mbit", rtt="10ms")
+SLOW = LinkFigures(capacity="200Mbit", rtt="10ms", estimate="fixed")
 LINKS = {("a", "b"): SLOW, ("b", "a"): SLOW}
 PER_SITE = {"left": ["a->*"], "right": ["b->*"]}
 AB, BA = "a->b", "b->a"

@@ -15,7 +15,7 @@ from proxyd.cli.cluster import Cluster, LinkFigures
 from tests.integration.relay_rig import Counters, alive, content, endpoints, exchange, script, until
 
 MIB = 1 << 20
-SLOW = LinkFigures(capacity="200Mbit", rtt="10ms")
+SLOW = LinkFigures(capacity="200Mbit", rtt="10ms", estimate="fixed")
 
 
 @pytest.fixture(scope="module")
