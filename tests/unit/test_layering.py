@@ -35,7 +35,9 @@ def under(name: str, package: str) -> bool:
 
 # The edge names the types that its calls carry; it may not look inside.
 ENVELOPES = {"AgentBatch", "CoordinatorBatch"} | {
-    f"{call}{end}" for call in ("Status", "Links", "Why", "GetPolicy", "ReloadPolicy") for end in ("Request", "Response")
+    f"{call}{end}"
+    for call in ("Status", "Links", "Why", "GetPolicy", "ReloadPolicy")
+    for end in ("Request", "Response")
 }
 TRANSLATORS = {"translate.py", "translate_admin.py"}
 
