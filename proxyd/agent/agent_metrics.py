@@ -79,6 +79,11 @@ def agent_families(
             "proxyd_corrupt_chunks_total", "Chunks that failed their checksum here.", [({}, status.corrupt_chunks)]
         ),
         counter("proxyd_resent_chunks_total", "Chunks sent again after a NACK.", [({}, status.resent_chunks)]),
+        counter(
+            "proxyd_announcements_total",
+            "How announced messages turned out: as announced, of another size, never posted.",
+            [({"outcome": outcome}, count) for outcome, count in status.announced],
+        ),
         gauge("proxyd_outgoing_transfers", "Messages sent from here and not yet over.", [({}, status.outgoing)]),
         gauge("proxyd_incoming_transfers", "Messages received here and not yet released.", [({}, status.incoming)]),
         gauge("proxyd_clients", "Attached trainers.", [({}, hub.client_count)]),

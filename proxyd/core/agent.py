@@ -93,6 +93,8 @@ class AgentStatus:
     received_bytes: int
     corrupt_chunks: int
     resent_chunks: int
+    announced: tuple[tuple[str, int], ...]
+    """How announcements turned out: (outcome, number of them), cumulative."""
     done: tuple[tuple[LinkName, int, bool, int, int], ...]
     """(link, traffic class, ok, transfers, bytes), cumulative."""
 
@@ -189,6 +191,11 @@ class AgentMachine:
             received_bytes=self.receiver.received_bytes,
             corrupt_chunks=self.receiver.corrupt_chunks,
             resent_chunks=sender.resent_chunks,
+            announced=(
+                ("fulfilled", sender.asking.announced.fulfilled),
+                ("resized", sender.asking.announced.resized),
+                ("unposted", sender.asking.announced.unposted),
+            ),
             done=tuple(
                 (link, traffic, ok, count, sender.done_bytes[link, traffic, ok])
                 for (link, traffic, ok), count in sorted(sender.done_count.items())

@@ -52,7 +52,10 @@ class Announcements:
     """The bookkeeping alone: what is said to whom is :class:`~proxyd.core.asking.Asking`'s business."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Channel, deque[int]] = {}
+        self._waiting: dict[Channel, deque[tuple[int, int]]] = {}
+        """(number, announced bytes), in order."""
+        self.fulfilled = self.resized = self.unposted = 0
+        """How plans turned out: as announced, of another size, not at all."""
         self._ahead: dict[int, Ahead] = {}
         self._next = 1
 
@@ -67,14 +70,15 @@ class Announcements:
         """
         waiting = self._waiting.setdefault(channel_of(envelope), deque())
         forgotten = []
-        if len(waiting) >= ANNOUNCEMENTS_PER_CHANNEL and (oldest := waiting.popleft()):
-            forgotten.append(oldest)
+        if len(waiting) >= ANNOUNCEMENTS_PER_CHANNEL:
+            self.unposted += 1
+            forgotten += [oldest for oldest, _ in (waiting.popleft(),) if oldest]
         number = 0
         if link is not None:
             number = self._next
             self._next += 1
             self._ahead[number] = Ahead(link)
-        waiting.append(number)
+        waiting.append((number, envelope.nbytes))
         return number, forgotten
 
     def take(self, envelope: Envelope) -> int:
@@ -83,16 +87,22 @@ class Announcements:
         waiting = self._waiting.get(channel)
         if not waiting:
             return 0
-        number = waiting.popleft()
+        number, nbytes = waiting.popleft()
         if not waiting:
             del self._waiting[channel]
+        if nbytes == envelope.nbytes:
+            self.fulfilled += 1
+        else:
+            self.resized += 1
         return number
 
     def forget_source(self, source: EndpointName) -> list[int]:
         """A trainer is gone: numbers of what it had announced and not posted."""
         numbers: list[int] = []
         for channel in [channel for channel in self._waiting if channel[:2] == (source.job, source.rank)]:
-            numbers += [number for number in self._waiting.pop(channel) if number]
+            waiting = self._waiting.pop(channel)
+            self.unposted += len(waiting)
+            numbers += [number for number, _ in waiting if number]
         return numbers
 
     def get(self, number: int) -> Ahead | None:

@@ -188,6 +188,18 @@ def test_a_new_session_knows_nothing_of_earlier_slots() -> None:
     assert world.tells(fx.TellSendDone)
 
 
+def test_how_plans_turn_out_is_counted() -> None:
+    world = two_sites()
+    for size in (MIB, MIB, 2 * MIB, 1000, MIB):
+        announce(world, size)
+    for number, size in enumerate((MIB, 700_000, 2 * MIB, 1000), 1):
+        world.post("a/0", number, 0, 1, size)
+    outcomes = dict(world.agent("a/0").status(world.now_ns).announced)
+    assert outcomes == {"fulfilled": 3, "resized": 1, "unposted": 0}
+    world.put("a/0", ev.ClientDetached(EndpointName("job", 0), 100, "killed", False))
+    assert dict(world.agent("a/0").status(world.now_ns).announced)["unposted"] == 1
+
+
 def test_grants_to_announcements_that_nobody_made_go_back() -> None:
     world = two_sites()
     grant_ahead(world, 77, MIB)
