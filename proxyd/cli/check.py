@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(config.model_dump(mode="json", by_alias=True)))
         return EXIT_OK
     parts = [name for name in ("agent", "coordinator") if getattr(config, name) is not None]
-    links = f", {len(config.links)} link{'' if len(config.links) == 1 else 's'}" if config.links else ""
-    print(f"{args.config}: ok ({' and '.join(parts)}{links})")
+    found = [(len(config.links), "link"), (len(config.jobs), "job")]
+    counts = "".join(f", {number} {name}{'' if number == 1 else 's'}" for number, name in found if number)
+    print(f"{args.config}: ok ({' and '.join(parts)}{counts})")
     return EXIT_OK
 
 

@@ -25,6 +25,12 @@ def test_a_right_file_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert captured.err == ""
 
 
+def test_jobs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "[coordinator]\n[[job]]\nname = 'x'\n[[job]]\nname = 'y'\nweight = 2\n")
+    assert main(["check", file]) == 0
+    assert capsys.readouterr().out == f"{file}: ok (coordinator, 2 jobs)\n"
+
+
 def test_a_wrong_file_exits_2_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, "[agent]\nsite = 'a'\nsokcet = '/x'\n")
     for command in (["check", file], ["agent", "--config", file]):
