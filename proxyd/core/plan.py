@@ -191,7 +191,7 @@ class Planner:
         return plan
 
     def _is_usual(self, share: Share) -> bool:
-        """Nothing that changes by itself is in it: a cap, a floor, a deadline, or somebody more urgent who is silent."""
+        """Nothing in it changes by itself: no cap, no floor, no deadline, nobody more urgent who is silent now."""
         queue = self._queue
         return not (
             share.limit_bytes
