@@ -16,7 +16,7 @@ from proxyd.core.effects import CoordinatorEffect, ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.core.messages import CancelRequest, Denied, Grant, Queued, Request, TransferDone
-from proxyd.core.reasons import CAUSES
+from proxyd.core.reasons import BY_SOMEBODY, CAUSES, Cause
 from proxyd.core.units import format_duration, format_rate, format_size
 from proxyd.runtime.translate_admin import Decision, Told, WaitTold
 
@@ -38,6 +38,8 @@ class _Step:
     message: _Message
     waits: _Waits
     """The transfer's clock at that moment (at the first one of a run)."""
+    who: AgentName | None = None
+    """Which agent had been in the way."""
     count: int = 1
     nbytes: int = 0
     until_ns: int = 0
@@ -71,6 +73,7 @@ class _Story:
     granted_bytes: int = 0
     over_ns: int | None = None
     waits: _Waits = _NO_WAITS
+    who: AgentName | None = None
     first: list[_Step] = dataclasses.field(default_factory=list)
     last: deque[_Step] | None = None
     """Once there are more than ``MAX_FIRST``."""
@@ -79,7 +82,7 @@ class _Story:
         steps = self.last or self.first
         if steps and steps[-1].extend(at_ns, message):
             return
-        step = _Step(at_ns, message, self.waits)
+        step = _Step(at_ns, message, self.waits, self.who)
         if isinstance(message, Grant):
             step.nbytes, step.until_ns = message.nbytes, at_ns
             step.least_rate = step.most_rate = message.rate_bytes_per_s
@@ -149,7 +152,7 @@ class Stories:
                 self._stories.popitem(last=False)
         waits = None if self._machine is None else self._machine.waits(session, transfer)
         if waits is not None:
-            story.waits = waits.at(now_ns)
+            story.waits, story.who = waits.at(now_ns), waits.who
         if isinstance(message, Grant):
             story.granted_bytes += message.nbytes
         elif isinstance(message, Request):
@@ -195,15 +198,19 @@ def _decisions(steps: Sequence[_Step], now_ns: int) -> tuple[Decision, ...]:
     told = []
     before = _NO_WAITS
     for step in steps:
-        told.append(Decision(now_ns - step.at_ns, *_words(step), _told(step.waits, before)))
+        told.append(Decision(now_ns - step.at_ns, *_words(step), _told(step.waits, before, step.who)))
         before = step.waits
     return tuple(told)
 
 
-def _told(waits: _Waits, before: _Waits) -> tuple[WaitTold, ...]:
+def _told(waits: _Waits, before: _Waits, who: AgentName | None = None) -> tuple[WaitTold, ...]:
     """What came on the clock since ``before``, longest first."""
+
+    def words(cause: Cause) -> str:
+        return f"{cause.words} ({who})" if who is not None and cause in BY_SOMEBODY else cause.words
+
     found = [(now - then, cause) for now, then, cause in zip(waits, before, CAUSES, strict=True) if now > then]
-    return tuple(WaitTold(cause.label, cause.words, ns) for ns, cause in sorted(found, key=lambda one: -one[0]))
+    return tuple(WaitTold(cause.label, words(cause), ns) for ns, cause in sorted(found, key=lambda one: -one[0]))
 
 
 def _words(step: _Step) -> tuple[str, str]:

@@ -254,7 +254,7 @@ class LinkGranter:
             if account.top_rate_bytes_per_s and now_ns >= account.binds_until_ns:
                 lane.fell_silent(now_ns, self._lease_ns)
                 for waiting in self.queue:  # all of them, which is rare
-                    waiting.waits.blame(Cause.SILENT, max(lane.leaves_ns, lane.reported_ns), now_ns)
+                    waiting.waits.blame(Cause.SILENT, max(lane.leaves_ns, lane.reported_ns), now_ns, lane.agent)
             if account.marks and account.marks[0].forgiven_ns <= now_ns:
                 settled = account.expire(now_ns)
                 self._totals.forgiven_bytes += settled
@@ -429,7 +429,7 @@ class LinkGranter:
         waiting = share.waiting
         if waiting.waits.cause is Cause.SENDING and share.lane.account.at_host_bytes > 0:
             return  # the usual case: its slots leave one after the other
-        cause = cause_of_block(
+        cause, who = cause_of_block(
             share.lane,
             busy,
             rate=rate,
@@ -437,7 +437,12 @@ class LinkGranter:
             settling=now_ns < self.settle_until_ns,
             now_ns=now_ns,
         )
-        waiting.waits.switch(cause, now_ns)
+        waiting.waits.switch(cause, now_ns, who)
+
+    def _leaving_last(self, lane: Lane) -> AgentName | None:
+        """Whose end another lane's start waits for."""
+        leaving = [other for other in self._active.values() if other.leaving and other is not lane]
+        return max(leaving, key=lambda other: other.leaves_ns).agent if leaving else None
 
     def _rate(self, share: Share, busy: list[Lane], pace: int, now_ns: int) -> tuple[int, int]:
         """(rate, start) that the lanes now busy leave for a share; rate 0: nothing yet."""
@@ -515,7 +520,8 @@ class LinkGranter:
             bottleneck.take(nbytes)
         self.queue.granted(waiting, nbytes)
         waiting.reason = reason
-        waiting.waits.granted(nbytes >= need, now_ns, start_ns)
+        before = self._leaving_last(lane) if start_ns > now_ns else None
+        waiting.waits.granted(nbytes >= need, now_ns, start_ns, before)
         self._count(waiting, nbytes)
         self._grants += 1
         start_in_ns = start_ns - now_ns - lane.control_rtt_ns // 2 if start_ns > now_ns else 0

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxyd.core.ids import AgentName
     from proxyd.core.lanes import Lane
 
 
@@ -62,16 +63,20 @@ _WORDS = {
     Cause.SENDING: "its granted bytes were leaving",
 }
 CAUSES = tuple(Cause)
+BY_SOMEBODY = (Cause.LANE, Cause.SILENT, Cause.RESERVED)
+"""Waits that a certain agent is the cause of."""
 
 
 class Waits:
     """The clock of one transfer."""
 
-    __slots__ = ("_by_cause", "_since_ns", "cause", "running")
+    __slots__ = ("_by_cause", "_since_ns", "cause", "running", "who")
 
     def __init__(self) -> None:
         self.cause = Cause.TURN
         self.running = False
+        self.who: AgentName | None = None
+        """Which agent was last in the way; kept after it has left."""
         self._since_ns = 0
         self._by_cause = [0] * len(CAUSES)
 
@@ -82,26 +87,31 @@ class Waits:
             self.cause = Cause.TURN
             self._since_ns = now_ns
 
-    def switch(self, cause: Cause, now_ns: int) -> None:
-        """From now on it waits for this."""
+    def switch(self, cause: Cause, now_ns: int, who: AgentName | None = None) -> None:
+        """From now on it waits for this, because of that agent."""
+        if who is not None:
+            self.who = who
         if self.running and cause is not self.cause:
             self._by_cause[self.cause] += max(0, now_ns - self._since_ns)
             self._since_ns = now_ns
             self.cause = cause
 
-    def blame(self, cause: Cause, from_ns: int, now_ns: int) -> None:
+    def blame(self, cause: Cause, from_ns: int, now_ns: int, who: AgentName | None = None) -> None:
         """It has turned out that from ``from_ns`` until now it really waited for this."""
         if self.running:
+            self.who = who or self.who
             begun_ns = min(max(from_ns, self._since_ns), now_ns)
             self._by_cause[self.cause] += begun_ns - self._since_ns
             self._by_cause[cause] += now_ns - begun_ns
             self._since_ns = now_ns
 
-    def granted(self, whole: bool, now_ns: int, start_ns: int) -> None:
+    def granted(self, whole: bool, now_ns: int, start_ns: int, before: AgentName | None = None) -> None:
         """Bytes were granted, to leave from ``start_ns`` on: until then the sender before is waited for.
 
         :param whole: nothing more is wanted: the clock stops.
+        :param before: that sender.
         """
+        self.who = before or self.who
         if not self.running:
             return
         self._by_cause[self.cause] += max(0, now_ns - self._since_ns)
@@ -125,8 +135,10 @@ class Waits:
         return tuple(sums)
 
 
-def cause_of_block(lane: Lane, others: Iterable[Lane], *, rate: int, begun: bool, settling: bool, now_ns: int) -> Cause:
-    """Why the planned ``lane`` got nothing now.
+def cause_of_block(
+    lane: Lane, others: Iterable[Lane], *, rate: int, begun: bool, settling: bool, now_ns: int
+) -> tuple[Cause, AgentName | None]:
+    """Why the planned ``lane`` got nothing now, and which agent is in the way.
 
     That a lane is silent can't be seen at a decision, because nothing happens then; it is found out when the time of
     its grants has run out (:meth:`Waits.blame`).
@@ -137,10 +149,17 @@ def cause_of_block(lane: Lane, others: Iterable[Lane], *, rate: int, begun: bool
     """
     if lane.account.at_host_bytes > 0:
         # Its own agent still has bytes to send: of this transfer, or of the one before.
-        return Cause.SENDING if begun else Cause.LANE
+        return (Cause.SENDING, None) if begun else (Cause.LANE, lane.agent)
     if settling:
-        return Cause.SETTLING
+        return Cause.SETTLING, None
     if rate:
-        return Cause.WINDOW
-    reserved = any(other.reserve_until_ns > now_ns for other in others if other is not lane)
-    return Cause.RESERVED if reserved else Cause.LANE
+        return Cause.WINDOW, None
+    last: Lane | None = None
+    for other in others:
+        if other is lane:
+            continue
+        if other.reserve_until_ns > now_ns:
+            return Cause.RESERVED, other.agent
+        if last is None or other.leaves_ns > last.leaves_ns:
+            last = other
+    return Cause.LANE, None if last is None else last.agent

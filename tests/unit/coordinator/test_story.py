@@ -130,5 +130,7 @@ def test_the_wait_is_told_by_cause_and_crosses_the_wire_whole() -> None:
     assert (story.agent, story.destination, story.job) == (AgentName("a", "host1"), AgentName("b", "gw"), "job")
     granted = next(step for step in story.decisions if step.what == "granted")
     assert granted.waits[0].cause == "turn"
+    before = [wait.words for wait in granted.waits if wait.cause == "lane"]
+    assert before == ["the sender before had not left (a/host0)"]
     assert sum(wait.waited_ns for wait in granted.waits) == pytest.approx(200 * MS, rel=0.15)
     assert read_why(why_response(story)) == story

@@ -84,6 +84,9 @@ def test_the_first_waits_for_nothing_and_the_second_for_its_turn() -> None:
     sending_ns = nbytes * 1_000_000_000 // RATE
     assert waits[Cause.TURN] + waits.get(Cause.LANE, 0) == pytest.approx(sending_ns, rel=0.15)
     assert waits[Cause.TURN] > 0.7 * sending_ns
+    clock = fluid.machine.waits(2, second)
+    assert clock is not None
+    assert clock.who == AgentName("a", "host0"), "who was in the way is named"
 
 
 def test_who_is_overtaken_waits_for_its_turn_again() -> None:
