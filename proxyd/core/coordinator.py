@@ -88,14 +88,11 @@ messages."""
 class _Session:
     number: int
     hello: AgentHello
+    agent: AgentName
     heard_ns: int
     transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
     control_rtt_ns: int = 0
     """Smoothed over the echoes of beats; 0: not measured yet."""
-
-    @property
-    def agent(self) -> AgentName:
-        return self.hello.agent
 
 
 @dataclasses.dataclass(slots=True)
@@ -165,8 +162,8 @@ class CoordinatorMachine:
             self._started_ns = now_ns
         self._effects = []
         match event:
-            case SessionMessage(session, message):
-                self._message(session, message, now_ns)
+            case SessionMessage():
+                self._message(event.session, event.message, now_ns)
             case SessionOpened(session, message):
                 self._opened(session, message, now_ns)
             case SessionClosed(session, reason):
@@ -255,7 +252,7 @@ class CoordinatorMachine:
         self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
         if message.epoch_seen not in (0, self.epoch):
             self._settle(now_ns)
-        self._sessions[number] = _Session(number, message, now_ns)
+        self._sessions[number] = _Session(number, message, agent, now_ns)
         self._session_of[agent] = number
         insort(self._members.setdefault(agent.site, []), number)
         self._know_site(agent.site)
