@@ -84,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slow-start-after-idle", action="store_true", help="the kernels shrink idle TCP windows, as Linux does it"
     )
+    parser.add_argument(
+        "--congestion-control",
+        choices=("cubic", "bbr"),
+        default="cubic",
+        help="of the agents' TCP streams, below their grants (default: cubic)",
+    )
     parser.add_argument("--out", metavar="FILE", help="write figures and inputs as JSON")
     parser.add_argument("--series", metavar="FILE", help="write rate, estimate, pace and queue over time as CSV")
     parser.add_argument("--picture", metavar="FILE", help="draw them (PNG; needs the 'report' extra)")
@@ -151,6 +157,7 @@ def experiment_of(args: argparse.Namespace) -> LinkExperiment:
         control_rtt_ns=parse_duration(args.control_rtt),
         mtu_bytes=args.mtu,
         slow_start_after_idle=args.slow_start_after_idle,
+        congestion_control=args.congestion_control,
     )
 
 
@@ -229,6 +236,7 @@ def inputs_of(args: argparse.Namespace, experiment: LinkExperiment) -> dict[str,
         "control_rtt_ns": experiment.control_rtt_ns,
         "mtu_bytes": experiment.mtu_bytes,
         "slow_start_after_idle": experiment.slow_start_after_idle,
+        "congestion_control": experiment.congestion_control,
     }
 
 

@@ -76,6 +76,8 @@ class LinkExperiment:
     control_rtt_ns: int = 1_000_000
     mtu_bytes: int = 1500
     slow_start_after_idle: bool = False
+    congestion_control: str = "cubic"
+    """Of the agents' streams, below their grants: cubic or bbr."""
     bursts: int = 0
     """Of the burst workload: so many, then the run is over when all have arrived; 0: until the end of its time."""
     check: bool = False
@@ -343,6 +345,7 @@ def _world(experiment: LinkExperiment) -> World:
         eager_bytes=max(64 << 20, 4 * bdp, 4 * experiment.message_bytes),
         stream_capacity_bytes=max(4 << 20, bdp // 2),
         slow_start_after_idle=experiment.slow_start_after_idle,
+        congestion_control=experiment.congestion_control,
     )
     if experiment.check:
         world.check_coordinator = check_coordinator

@@ -31,6 +31,7 @@ class Network(Protocol):
     rng: random.Random
     eager_bytes: int
     slow_start_after_idle: bool
+    congestion_control: str
 
     def host(self, name: AgentName) -> AgentHost | None:
         """A living agent's host."""
@@ -113,6 +114,7 @@ class PeerLink:
                 path,
                 self.rtt_ns - path.model.one_way_ns,
                 slow_start_after_idle=world.slow_start_after_idle,
+                congestion_control=world.congestion_control,
                 ask=lambda: self.owner.next_chunk(name),
                 arrived=self._arrived,
             )

@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from proxyd.sim.bbr import BbrWindow
 from proxyd.sim.clock import Clock
 from proxyd.sim.cubic import BETA, UNLIMITED, CubicWindow
 from proxyd.sim.link import NANOS, LinkModel, segment_bytes
@@ -66,6 +67,9 @@ class Port(Protocol):
         """``send(payload_bytes, arrive, *args)``: answers how much gets through."""
 
 
+WINDOWS: dict[str, type[CubicWindow] | type[BbrWindow]] = {"cubic": CubicWindow, "bbr": BbrWindow}
+
+
 class Segment:
     """A stretch of one chunk."""
 
@@ -86,6 +90,7 @@ class Flight:
 
     __slots__ = (
         "acked",
+        "app_limited",
         "delivered_before",
         "delivered_ns",
         "first_sent_ns",
@@ -111,6 +116,7 @@ class Flight:
         """Granted bytes in order at the receiver, as its acknowledgement says."""
         self.acked = False
         self.lost = False
+        self.app_limited = False
         self.delivered_before = 0
         self.delivered_ns = 0
         self.first_sent_ns = 0
@@ -131,6 +137,7 @@ class Stream:
         back_ns: int,
         *,
         slow_start_after_idle: bool,
+        congestion_control: str = "cubic",
         ask: Callable[[], tuple[object, int, bool] | None],
         arrived: Callable[[Any], object],
     ) -> None:
@@ -139,7 +146,7 @@ class Stream:
         self.back_ns = back_ns
         self.open = True
         self.pace_bytes_per_s = 0
-        self.window = CubicWindow(link.model.mss_bytes)
+        self.window: CubicWindow | BbrWindow = WINDOWS[congestion_control](link.model.mss_bytes)
         self.granted_left_bytes = 0
         self.granted_delivered_bytes = 0
         """Acknowledged in order: what ``SIOCOUTQ`` tells."""
@@ -242,6 +249,8 @@ class Stream:
         if not self.srtt_ns:
             return UNLIMITED
         window = self.window
+        if isinstance(window, BbrWindow) and window.pace_bytes_per_s:
+            return window.pace_bytes_per_s
         rate = max(window.bytes, self.in_flight_bytes) * NANOS // self.srtt_ns
         return rate * 2 if 2 * window.bytes < window.threshold_bytes else rate * 6 // 5
 
@@ -335,6 +344,7 @@ class Stream:
         flight = Flight(segment, nbytes, self._orders, now_ns)
         flight.delivered_before, flight.delivered_ns = self._delivered_bytes, self._delivered_ns
         flight.first_sent_ns = self._first_sent_ns
+        flight.app_limited = not self._queue and not self._again
         self._last_sent_ns = now_ns
         self.in_flight_bytes += nbytes
         if self._recovering:
@@ -412,6 +422,15 @@ class Stream:
         if outstanding and outstanding[0] is flight and flight.passed_bytes == flight.nbytes:
             outstanding.popleft()
         window = self.window
+        if isinstance(window, BbrWindow):
+            window.sampled(
+                float(self.delivery_rate_bytes_per_s),
+                flight.app_limited,
+                flight.order >= self._round_order,
+                now_ns - flight.sent_ns,
+                self.in_flight_bytes,
+                now_ns,
+            )
         if self._recovering:
             self._recovery_room_bytes += BETA * flight.passed_bytes
             self._recovering = flight.order <= self._recovery_order
@@ -440,7 +459,7 @@ class Stream:
         if rtt_ns <= self.min_rtt_ns or not self.min_rtt_ns or now_ns - self._min_rtt_since_ns > MIN_RTT_WINDOW_NS:
             self.min_rtt_ns, self._min_rtt_since_ns = rtt_ns, now_ns
         window = self.window
-        if window.bytes < window.threshold_bytes:
+        if window.bytes < window.threshold_bytes and isinstance(window, CubicWindow):
             self._hystart(rtt_ns, now_ns)
 
     def _hystart(self, rtt_ns: int, now_ns: int) -> None:

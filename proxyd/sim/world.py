@@ -121,6 +121,7 @@ class World:
         control_jitter_ns: int = 200_000,
         eager_bytes: int = 64 << 20,
         slow_start_after_idle: bool = False,
+        congestion_control: str = "cubic",
         stream_capacity_bytes: int = 4 << 20,
         lines: dict[tuple[str, bool], LinkModel] | None = None,
     ) -> None:
@@ -128,6 +129,7 @@ class World:
         self.rng = random.Random(seed)
         self.eager_bytes = eager_bytes
         self.slow_start_after_idle = slow_start_after_idle
+        self.congestion_control = congestion_control
         self.stream_capacity_bytes = stream_capacity_bytes
         """What one stream can have in flight, by its hosts' buffers: more streams where that is less than a BDP."""
         self.hosts: dict[AgentName, AgentHost] = {}
