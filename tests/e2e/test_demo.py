@@ -150,11 +150,12 @@ def test_a_signal_ends_it_and_everything_it_started(tmp_path: Path, number: sign
 def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from proxyd.cli.main import main
 
-    monkeypatch.setattr(session, "Scenario", lambda: SMALL)
+    monkeypatch.setattr(session, "Scenario", lambda configured: replace(SMALL, configured=configured))
     monkeypatch.setattr(session, "QUICK_BURSTS", BURSTS)
     out = tmp_path / "demo.json"
     assert main(["demo", "--quick", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
     assert [one["mode"] for one in report["runs"]] == ["plain-cubic", "plain-bbr", "proxyd"]
     assert report["wan"]["kind"] == "netns"
+    assert report["wan"]["configured"] is False, "nobody told the coordinator of the link"
     assert report["runs"][-1]["counters"]["fallback_bytes"] == 0
