@@ -108,6 +108,8 @@ class LinkGranter:
         self.limit_bytes_per_s = 0
         """What the operator's policy allows now, payload; 0: no limit."""
         self._limit_changed = False
+        self._raise_ns = _NEVER_NS
+        """When a lane may be told a higher rate for what it holds."""
         self.planner = Planner(self.queue, self.lanes)
         self._last_session = 0
         self._window_of_lanes: dict[tuple[int, int], int] = {}
@@ -245,6 +247,8 @@ class LinkGranter:
             best = released_ns
         if now_ns < self.settle_until_ns < best and self.queue.count:
             best = self.settle_until_ns
+        if now_ns < self._raise_ns < best:
+            best = self._raise_ns
         return None if best == _NEVER_NS else best
 
     def _expire(self, now_ns: int) -> None:
@@ -399,6 +403,7 @@ class LinkGranter:
             self._repace(planned, pace, now_ns, issued)
         self._resize(plan)
         front: list[Waiting] = []
+        self._raise_ns = _NEVER_NS
         for share in plan:
             rate, start_ns = self._rate(share, busy, pace, now_ns)
             lane = share.lane
@@ -406,6 +411,8 @@ class LinkGranter:
                 # Its part of the link may have changed: also for what it holds.
                 if rate and (start_ns <= now_ns or rate < lane.rate_bytes_per_s):
                     self._tell_pace(lane, rate, pace, now_ns, issued)
+                elif rate > lane.slowest_bytes_per_s:
+                    self._raise_ns = min(self._raise_ns, start_ns)  # to be told when the lane before it has left
                 elif not rate and pace < lane.pace_then_bytes_per_s:
                     # Together they hold more than the pace that has fallen: each gives up its part of the difference.
                     part = lane.rate_bytes_per_s * pace // lane.pace_then_bytes_per_s
