@@ -48,12 +48,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from itertools import islice
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
 from proxyd.core.messages import Report
 from proxyd.core.rtt import RttTracker
+from proxyd.core.tally import Flow, Tally
 from proxyd.core.windowed import WindowedMin
 
 NANOS = 1_000_000_000
@@ -74,22 +74,11 @@ of 0.1 BDP."""
 QUEUE_TARGET_LEAST_NS = 800_000
 """Hosts add 0.3 to 0.9 ms of noise to a round trip: a smaller target would be lost in it."""
 QUEUE_TARGET_OF_BUFFER = 0.3
-WINDOW_OF_RTT = 5
-"""A rate is measured over a fifth of a round trip, but no less than ``LEAST_WINDOW_NS``."""
-LEAST_BIN_NS = 5_000_000
-STALL = 0.2
-STALL_PACKETS = 8
-"""Less than this part of the rate within an interval that should hold so many packets is a stall."""
-BURST = 1.1
-LONG_INTERVALS = 4
-"""What an agent reports after a longer silence happened within so many intervals before."""
-LEAST_WINDOW_NS = 20_000_000
-"""Four report intervals: less would measure when reports came."""
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
-KNOWN = 0.5
-PROBE_KNOWN = 0.08
+KNOWN = 0.6
+PROBE_KNOWN = 0.16
 KNOWN_SPAN_NS = 20 * NANOS
 """Below so much of what it carried within that time, probes begin higher and grow further than the buffer allows."""
 DRAIN_LEAST = 0.1
@@ -104,17 +93,10 @@ PLATEAU_ROUNDS = 3
 QUEUE_STRONG_NS = 3_000_000
 QUEUE_STRONG_OF_RTT = 16
 """A queue beyond both is no host's noise."""
-DIFFERS = 0.08
-"""Delivered and sent rates that are further apart than this say that the link decides."""
-DIFFERS_LEAST = 0.03
-"""... and by so much of the estimate: little that goes slowly is all noise."""
-PLAY = 2
-QUEUE_BINS = 1
 WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
 DIP = 0.35
 """What an estimate may fall to within a round trip: the links that are known to move have dips to a quarter."""
-HOLES = 0.95
 LOSSES = 3
 LOSS_SHARE = 0.005
 """A loss event: at least so many retransmitted packets in a round trip, and this part of what was delivered."""
@@ -204,59 +186,11 @@ class LinkEstimate:
     """"configured" (hint, or fixed), "default" (nothing known), "estimated", "policed"."""
 
 
-@dataclasses.dataclass(slots=True)
-class Flow:
-    """What one report adds to a link's totals, and how they stand with it."""
-
-    delivered_bytes: int = 0
-    sent_bytes: int = 0
-    retransmits: int = 0
-    """What the reporting agent's streams delivered (also behind a hole), sent (first times only) and sent again
-    (segments) since its last report."""
-    since_ns: int = 0
-    at_ns: int = 0
-    """Between which times, on our clock."""
-    horizon_ns: int = 0
-    """Until when all agents that have bytes in flight have reported."""
-    in_flight_bytes: int = 0
-    """Of all agents: left and not delivered."""
-    demand: bool = False
-    """Data waits at some host for its turn at the link."""
-    window_limited: bool = False
-    """TCP's own window, not the granted rate, holds the reporting sender back."""
-    control_rtt_ns: int = 0
-
-
-class _Bin:
-    """What happened on a link within one report interval."""
-
-    __slots__ = (
-        "delivered_bytes",
-        "end_ns",
-        "pace_bytes_per_s",
-        "queue_most_ns",
-        "queue_ns",
-        "retransmits",
-        "sent_bytes",
-    )
-
-    def __init__(self, end_ns: int, pace_bytes_per_s: int) -> None:
-        self.end_ns = end_ns
-        self.pace_bytes_per_s = pace_bytes_per_s
-        self.delivered_bytes = 0.0
-        self.sent_bytes = 0.0
-        self.retransmits = 0
-        self.queue_ns = -1
-        """The least that any agent saw; -1: nobody saw any."""
-        self.queue_most_ns = 0
-
-
 class LinkEstimator:
     """The estimate of one link, and the pace that follows from it (see the module's text)."""
 
     __slots__ = (
         "_base_ns",
-        "_bins",
         "_buffer_ns",
         "_buffer_seen_bytes",
         "_confirmed_ns",
@@ -266,7 +200,6 @@ class LinkEstimator:
         "_hold_ns",
         "_hold_until_ns",
         "_holes",
-        "_judged_ns",
         "_known_rate",
         "_known_rtt_ns",
         "_least_queue",
@@ -281,8 +214,8 @@ class LinkEstimator:
         "_rounds",
         "_settings",
         "_starting",
+        "_tally",
         "_weak_rate",
-        "_width_ns",
         "pace_bytes_per_s",
         "policed",
         "rtt",
@@ -305,10 +238,7 @@ class LinkEstimator:
         self._flow = Flow()
         self._known_rtt_ns = 0
         """The least round trip when it was last measured: idleness doesn't move a link."""
-        self._bins: deque[_Bin] = deque()
-        """The last two seconds, by report interval; the newest one still fills."""
-        self._width_ns = LEAST_BIN_NS
-        self._judged_ns = 0
+        self._tally = Tally(settings.mtu_bytes)
         self._holes = False
         self._full_since_ns: int | None = None
         """Everything delivered from then on was sent without a gap; None: there is a gap now."""
@@ -419,75 +349,28 @@ class LinkEstimator:
             self._full_since_ns = None
         elif self._full_since_ns is None:
             self._full_since_ns = now_ns + rtt_ns + flow.control_rtt_ns
-        self._count(flow, rtt_ns)
+        self._tally.add(flow, rtt_ns, self.pace_bytes_per_s)
         if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
-            newest, queue_ns = self._bins[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
+            newest, queue_ns = self._tally.intervals[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
             newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
             newest.queue_most_ns = max(newest.queue_most_ns, queue_ns)
-        if flow.horizon_ns >= self._judged_ns + self._width_ns:
+        if flow.horizon_ns >= self._tally.judged_ns + self._tally.width_ns:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
 
-    def _count(self, flow: Flow, rtt_ns: int) -> None:
-        """Spread what a report adds over the time in which it happened.
-
-        Agents report at their own times. Were their counts simply added up at fixed ones, the first and last reports in
-        a window of four intervals would be off by up to a quarter of the rate at each hand-over.
-        """
-        bins, at_ns = self._bins, flow.at_ns
-        width_ns = max(LEAST_BIN_NS, rtt_ns // 16)
-        if abs(width_ns - self._width_ns) * 4 > self._width_ns:
-            bins.clear()
-            self._width_ns = width_ns
-        width_ns = self._width_ns
-        if not bins or at_ns - bins[-1].end_ns > LONG_WINDOW_NS:
-            bins.clear()
-            bins.append(_Bin(at_ns, self.pace_bytes_per_s))
-            self._judged_ns = at_ns
-        while bins[-1].end_ns < at_ns:
-            bins.append(_Bin(bins[-1].end_ns + width_ns, self.pace_bytes_per_s))
-        while bins[0].end_ns < at_ns - LONG_WINDOW_NS:
-            bins.popleft()
-        bins[-1].retransmits += flow.retransmits
-        since_ns = max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
-        span_ns = at_ns - since_ns
-        if span_ns <= 0:  # should an agent's clock say nonsense
-            since_ns, span_ns = at_ns - 1, 1
-        until_ns = at_ns
-        for one in reversed(bins):
-            begin_ns = max(one.end_ns - width_ns, since_ns)
-            if until_ns > begin_ns:
-                share = (until_ns - begin_ns) / span_ns
-                one.delivered_bytes += flow.delivered_bytes * share
-                one.sent_bytes += flow.sent_bytes * share
-                until_ns = begin_ns
-            if until_ns <= since_ns:
-                break
-
     def _judge(self, rtt_ns: int, now_ns: int) -> None:
         """What the complete intervals say of the bottleneck."""
-        bins = self._bins
-        width_ns = self._width_ns
-        count = max(rtt_ns // WINDOW_OF_RTT, LEAST_WINDOW_NS) // width_ns
-        end = len(bins)
-        while end and bins[end - 1].end_ns > self._flow.horizon_ns:
-            end -= 1  # it still fills
-        if end:
-            self._judged_ns = bins[end - 1].end_ns
-        end = self._smooth(end, rtt_ns)
-        # Senders bunch: what each of them sees for moments isn't standing. What the luckiest sees is.
-        seen = [
-            bins[index].queue_ns for index in range(max(0, end - QUEUE_BINS), len(bins)) if bins[index].queue_ns >= 0
-        ]
-        self._queue_ns = min(seen, default=0)
-        if end < count:
+        tally = self._tally
+        tally.settle(self._flow.horizon_ns, self._rate, rtt_ns)
+        self._queue_ns = tally.queue_ns()
+        count = tally.window(rtt_ns)
+        if tally.complete < count:
             return
-        delivered = sum(bins[index].delivered_bytes for index in range(end - count, end))
-        rate = delivered * NANOS / (count * width_ns)
-        decides = self._link_decides(rate, end, count, (rtt_ns + self._queue_ns + width_ns // 2) // width_ns)
-        full = self._full_since_ns is not None and self._full_since_ns <= bins[end - count].end_ns - width_ns
-        self._holes = self._has_holes(end, rtt_ns // width_ns)
+        rate = tally.delivered_rate(count)
+        decides = tally.link_decides(rate, self._rate, count, rtt_ns + self._queue_ns)
+        full = self._full_since_ns is not None and self._full_since_ns <= tally.begins_ns(count)
+        self._holes = tally.has_holes(rtt_ns)
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
         strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
@@ -497,10 +380,7 @@ class LinkEstimator:
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
-            # A burst of acknowledgements isn't a rate: what is believed lasts for a round trip, or nearly so.
-            longer = min(end, max(count, rtt_ns // 2 // width_ns))
-            lasting = sum(bins[index].delivered_bytes for index in range(end - longer, end)) * NANOS
-            self._rate = max(self._rate, min(rate, BURST * lasting / (longer * width_ns)))
+            self._rate = max(self._rate, tally.lasting_rate(rate, count, rtt_ns))
         if queued or lossy:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
@@ -513,53 +393,6 @@ class LinkEstimator:
         elif full and rate >= 0.95 * self._rate:
             self._confirmed_ns = now_ns
         self._rate = min(max(self._rate, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
-
-    def _smooth(self, end: int, rtt_ns: int) -> int:
-        """Acknowledgements that stopped for a moment, and came all at once afterwards, say nothing but their average: a
-        host or a middle box was held up, not the link. Until they come, what there is of them isn't judged (unless it
-        takes half a round trip: then it is an outage). Answers the end of what can be judged."""
-        bins = self._bins
-        usual = STALL * self._rate * self._width_ns / NANOS
-        if self._rate * self._width_ns < STALL_PACKETS * self._settings.mtu_bytes * NANOS:
-            return end  # at such rates intervals without a packet are usual
-        begin = end
-        while begin and bins[begin - 1].delivered_bytes < usual:
-            begin -= 1
-        if begin < end:
-            return begin if (end - begin) * self._width_ns < rtt_ns // 2 else end
-        first = end - 1
-        while first > 0 and bins[first - 1].delivered_bytes < usual and end - first <= rtt_ns // 2 // self._width_ns:
-            first -= 1
-        if 0 < first < end - 1:
-            mean = sum(bins[index].delivered_bytes for index in range(first, end)) / (end - first)
-            for index in range(first, end):
-                bins[index].delivered_bytes = mean
-        return end
-
-    def _link_decides(self, rate: float, end: int, count: int, ago: int) -> bool:
-        """What was delivered differs from what was sent a round trip (``ago`` intervals) before: then the link decides
-        how much that is, and not the senders. Hand-overs between fast and cold senders are steep, so the round trip is
-        taken with some play."""
-        bins = self._bins
-        first = end - count - ago - PLAY
-        if first < 0:
-            return False
-        # On a path shorter than the play there is nothing later than the present interval.
-        counts = [bins[index].sent_bytes for index in range(first, min(end - ago + PLAY, end))]
-        sums = [sum(counts[index : index + count]) for index in range(len(counts) - count + 1)]
-        scale = NANOS / (count * self._width_ns)
-        noise = DIFFERS_LEAST * self._rate
-        least, most = min(sums) * scale, max(sums) * scale
-        return rate < (1 - DIFFERS) * least - noise or rate > (1 + DIFFERS) * most + noise
-
-    def _has_holes(self, end: int, count: int) -> bool:
-        """Senders didn't send all they might have, in the last round trip: the pipe has holes, which must not be made
-        up for (they would come out of it as a queue)."""
-        bins = self._bins
-        begin = max(0, end - count)
-        sent = sum(bins[index].sent_bytes for index in range(begin, end))
-        might = sum(bins[index].pace_bytes_per_s for index in range(begin, end)) * self._width_ns
-        return sent * NANOS < HOLES * might
 
     def _next_round(self, rtt_ns: int, rate: float, full: bool, now_ns: int) -> None:
         """Once per round trip: plateaus, probes, standing queues."""
@@ -605,16 +438,15 @@ class LinkEstimator:
 
     def _lost(self, rtt_ns: int, full: bool, decides: bool, rate: float, now_ns: int) -> bool:
         """Whether a loss event begins now, and what follows from it."""
-        recent = list(islice(reversed(self._bins), rtt_ns // self._width_ns + 1))
-        packets = sum(one.retransmits for one in recent)
-        least = max(LOSSES, int(sum(one.delivered_bytes for one in recent) * LOSS_SHARE) // self._settings.mtu_bytes)
+        packets, delivered_bytes = self._tally.lost(rtt_ns)
+        least = max(LOSSES, int(delivered_bytes * LOSS_SHARE) // self._settings.mtu_bytes)
         if packets < least:
             return False
         if now_ns < self._lossy_until_ns:
             self._lossy_until_ns = now_ns + rtt_ns if self._queue_ns else self._lossy_until_ns
             return False
         self._lossy_until_ns = now_ns + 2 * rtt_ns
-        queue_ns = max(one.queue_most_ns for one in self._bins)
+        queue_ns = self._tally.queue_most_ns()
         if queue_ns > max(2_000_000, rtt_ns // 50):
             seen = int(queue_ns * self._rate) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
@@ -626,10 +458,10 @@ class LinkEstimator:
             self._loss_events_ns.popleft()
         self._hold_ns = min(max(2 * self._hold_ns, HOLD_LEAST_NS), HOLD_MOST_NS)
         self._hold_until_ns = now_ns + self._hold_ns
-        long_ns = self._bins[-1].end_ns - self._bins[0].end_ns
+        long_rate, long_ns = self._tally.long_rate()
         if len(self._loss_events_ns) >= POLICER_EVENTS and full and decides and long_ns > LONG_WINDOW_NS // 2:
             self.policed = True
-            self._rate = sum(one.delivered_bytes for one in self._bins) * NANOS / long_ns
+            self._rate = long_rate
         else:
             self._rate = min(self._rate, max(rate, self._rate * WEAK))
         return True

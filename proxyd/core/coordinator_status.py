@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from proxyd.core.allocation import LinkQueue
-from proxyd.core.grants import LinkTotals
 from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.jobs import JobAccount
 from proxyd.core.messages import DirectoryEntry
 from proxyd.core.shadow import ShadowStatus
+from proxyd.core.totals import LinkTotals
 from proxyd.wire.envelope import TrafficClass
 
 

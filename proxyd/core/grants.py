@@ -25,13 +25,15 @@ import dataclasses
 
 from proxyd.core.allocation import LinkQueue, Waiting
 from proxyd.core.announced import TTL_NS
-from proxyd.core.bandwidth import NANOS, Flow, LinkEstimator, LinkSettings
+from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, LinkInfo, Pace, Report
 from proxyd.core.plan import Planner, Share
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Cause, cause_of_block
+from proxyd.core.tally import Flow
+from proxyd.core.totals import LinkTotals
 from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
 from proxyd.wire.envelope import TrafficClass
 
@@ -49,35 +51,6 @@ RESIZE = 8
 PADDING_JOB = ""
 """Agents warm cold connections up by transfers of no job: while there are only those, nobody really wants the link, and
 what is delivered says nothing of it."""
-
-
-@dataclasses.dataclass(slots=True)
-class LinkTotals:
-    """What happened on a link since the coordinator began; never decreases."""
-
-    grants: int = 0
-    granted_bytes: int = 0
-    returned_bytes: int = 0
-    delivered_bytes: int = 0
-    forgiven_bytes: int = 0
-    unscheduled_bytes: int = 0
-    fallback_bytes: int = 0
-    retransmits: int = 0
-    clamped_reports: int = 0
-    handovers: int = 0
-    starvation_turns: int = 0
-    class_bytes: list[int] = dataclasses.field(default_factory=lambda: [0] * len(TrafficClass))
-    """Payload of finished transfers, by class."""
-
-    def add(self, lane: Lane) -> None:
-        """Add what a lane's account says."""
-        account = lane.account
-        self.returned_bytes += account.returned_bytes
-        self.delivered_bytes += account.delivered_bytes
-        self.unscheduled_bytes += account.unscheduled_bytes
-        self.fallback_bytes += account.fallback_bytes
-        self.retransmits += account.retransmits
-        self.clamped_reports += account.clamped_reports
 
 
 class LinkGranter:
@@ -142,7 +115,8 @@ class LinkGranter:
         saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
         if self.settings.live:
             lane.see_window(report.window_bytes, rtt_ns, self.estimator.pace_bytes_per_s, now_ns)
-        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated)
+        chunk = self.sizes.chunk_bytes
+        changed = lane.measure(report, now_ns, rtt_ns, self.sizes.pace_bytes_per_s, saturated, chunk)
         if changed:
             self._last = changed
 

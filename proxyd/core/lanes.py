@@ -27,6 +27,7 @@ DELIVERS = 0.9
 """A lane that sends at least this part of its rate uses it."""
 LONG_SILENCE_NS = 200_000_000
 DRIFT = 256
+FEW_CHUNKS = 6
 SPEED_SPAN_NS = 2_000_000
 """Reports that are closer together say nothing about speed."""
 SLOW_EPOCHS = 2
@@ -252,11 +253,20 @@ class Lane:
             return True
         return self.account.at_host_bytes <= harmless_bytes
 
-    def measure(self, report: Report, now_ns: int, rtt_ns: int, pace_bytes_per_s: int, saturated: bool = False) -> str:
+    def measure(
+        self,
+        report: Report,
+        now_ns: int,
+        rtt_ns: int,
+        pace_bytes_per_s: int,
+        saturated: bool = False,
+        chunk_bytes: int = 0,
+    ) -> str:
         """Judge the last round trip of sending; answers in words what changed, or "".
 
         :param saturated: the link was the limit within that time, so whatever didn't get through was not this agent's
             fault.
+        :param chunk_bytes: what the agent sends at a time.
         """
         if report.backlog_bytes <= 0 or saturated:
             # Nothing to send, or the link itself is full: the time says nothing about this agent's path. What was only
@@ -272,6 +282,8 @@ class Lane:
         elapsed_ns = now_ns - self._epoch_ns
         if elapsed_ns < 20_000_000 or elapsed_ns < rtt_ns:
             return ""
+        if elapsed_ns * self.rate_bytes_per_s < FEW_CHUNKS * chunk_bytes * NANOS:
+            return ""  # what little a low rate sends goes in lumps
         measured = (self.account.left_bytes - self._epoch_left_bytes) * NANOS // elapsed_ns
         limited, last = self._epoch_limited, self._last_rate
         self._epoch_ns = now_ns

@@ -22,7 +22,6 @@ import math
 from collections import OrderedDict
 
 from proxyd.core.allocation import Waiting
-from proxyd.core.bandwidth import Flow
 from proxyd.core.grants import LinkGranter
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.core.lanes import Lane
@@ -30,6 +29,7 @@ from proxyd.core.messages import Report
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.shadow_model import ShadowLine, ShadowModel, ShadowTransfer
+from proxyd.core.tally import Flow
 from proxyd.wire.envelope import TrafficClass
 
 MAX_BEHIND = 20_000

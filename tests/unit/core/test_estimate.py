@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from proxyd.core.bandwidth import Flow, LinkEstimator, LinkSettings, default_settings
+from proxyd.core.bandwidth import LinkEstimator, LinkSettings, default_settings
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
 from proxyd.core.messages import Report
 from proxyd.core.rtt import MIN_RTT_WINDOW_NS, RttTracker
+from proxyd.core.tally import Flow
 from proxyd.core.windowed import WindowedMin
 
 MS = 1_000_000
