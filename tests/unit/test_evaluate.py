@@ -83,8 +83,11 @@ def test_when_a_policed_path_was_found(evaluate: ModuleType) -> None:
         series = {"estimate": [[number / 2, value] for number, value in enumerate(estimates)]}
         return {"runs": [{"mode": "cubic"}, {"mode": "proxyd", "series": series}]}
 
-    assert evaluate.policed_found_s(report([300.0] * 4 + [95.0] * 2 + [180.0] + [101.0] * 9)) == 3.5
-    assert evaluate.policed_found_s(report([95.0, 180.0] * 9)) is None
+    # Two looks a second: the first two are of line rate, then it moves around the contract.
+    assert evaluate.policed_found_s(report([300.0] * 2 + [70.0, 120.0] * 7)) == 1.0
+    assert evaluate.policed_found_s(report([180.0] * 20)) is None
+    assert evaluate.policed_found_s(report([95.0] * 6 + [180.0] * 14)) is None, "it has to stay"
+    assert evaluate.policed_found_s(report([])) is None
 
 
 def test_a_command_that_fails_leaves_its_words(evaluate: ModuleType) -> None:
