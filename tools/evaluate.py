@@ -308,7 +308,7 @@ def over(name: str, call: Callable[[Any], str]) -> str:
 
 def policed_found_s(report: Any) -> float | None:
     """When the estimate came to the policer's rate: the beginning of the first 6 s of which either half has a mean
-    within -25 % and +10 % of it; None: never. Single looks move more than that: each probe above the contract is one."""
+    within -25 % and +10 % of it; None: never. Single looks move more than that: each probe is above the contract."""
     points = next(one for one in report["runs"] if one["mode"] == "proxyd")["series"]["estimate"]
 
     def holds(start_s: float) -> bool:
