@@ -21,9 +21,7 @@ MODES = ("proxyd", "cubic", "bbr")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--rate", default="400Mbit", help="mean rate; of a step the higher one (default: 400Mbit)"
-    )
+    parser.add_argument("--rate", default="400Mbit", help="mean rate; of a step the higher one (default: 400Mbit)")
     parser.add_argument("--rtt", default="60ms", help="round trip without any queue (default: 60ms)")
     parser.add_argument("--buffer", default="1bdp", help="drop-tail queue, a size or like 0.1bdp (default: 1bdp)")
     parser.add_argument("--mtu", type=int, default=9000, help="bytes of the largest packet (default: 9000)")
