@@ -79,6 +79,7 @@ PROBE = 0.02
 PROBE_MOST = 0.25
 KNOWN = 0.6
 PROBE_KNOWN = 0.16
+PROBE_MOST_KNOWN = 0.25
 KNOWN_SPAN_NS = 20 * NANOS
 """Below so much of what it carried within that time, probes begin higher and grow further than the buffer allows."""
 DRAIN_LEAST = 0.1
@@ -93,6 +94,7 @@ PLATEAU_ROUNDS = 3
 QUEUE_STRONG_NS = 3_000_000
 QUEUE_STRONG_OF_RTT = 16
 """A queue beyond both is no host's noise."""
+FULL_PIPE = 0.5
 WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
 DIP = 0.35
@@ -361,8 +363,8 @@ class LinkEstimator:
 
     def _judge(self, rtt_ns: int, now_ns: int) -> None:
         """What the complete intervals say of the bottleneck."""
-        tally = self._tally
-        tally.settle(self._flow.horizon_ns, self._rate, rtt_ns)
+        tally, flow = self._tally, self._flow
+        tally.settle(flow.horizon_ns, self._rate, rtt_ns)
         self._queue_ns = tally.queue_ns()
         count = tally.window(rtt_ns)
         if tally.complete < count:
@@ -376,6 +378,9 @@ class LinkEstimator:
         strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
         if queued and not decides and (rate < WEAK * self._rate or (self._holes and not strong)):
             queued = False  # cold windows or gaps, and a busy host's round trips
+        if flow.missing_bytes * NANOS < FULL_PIPE * self._rate * rtt_ns:
+            # Who fills the pipe so little, isn't held back by its narrow end: a link that became slower has more in it.
+            queued = False
         if self._starting and queued and not (strong and rate > STARTUP_USED * self.pace_bytes_per_s):
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
@@ -413,7 +418,7 @@ class LinkEstimator:
             most = max(self._buffer_share(rtt_ns) / 2, PROBE)
             if self._rate < -KNOWN * (self._known_rate.get(now_ns) or 0):
                 # It has carried much more a few seconds ago: a dip, or a mistake of ours.
-                more, most = max(more, PROBE_KNOWN), PROBE_MOST
+                more, most = max(more, PROBE_KNOWN), max(most, PROBE_MOST_KNOWN)
             self._excess = min(more, most)
         self._known_rate.add(-int(self._rate), now_ns)
         if self.policed and full and now_ns > self._hold_until_ns + LONG_WINDOW_NS and rate > self._rate:

@@ -22,6 +22,7 @@ its part of the pace. Waiting for its next grant would fill (or idle) the bottle
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from proxyd.core.allocation import LinkQueue, Waiting
 from proxyd.core.announced import TTL_NS
@@ -32,6 +33,7 @@ from proxyd.core.messages import Grant, LinkInfo, Pace, Report
 from proxyd.core.plan import Planner, Share
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Cause, cause_of_block
+from proxyd.core.shared import SharedBottleneck
 from proxyd.core.tally import Flow
 from proxyd.core.totals import LinkTotals
 from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
@@ -88,6 +90,12 @@ class LinkGranter:
         self._window_of_lanes: dict[tuple[int, int], int] = {}
         """Cache: (rate, control round trip) -> window."""
         self.bottlenecks: tuple[Bottleneck, ...] = (Bottleneck(str(self.link), 0),)
+        """The link itself, and the lines that it shares with others."""
+        self.shared: tuple[SharedBottleneck, ...] = ()
+        self.shared_limit_bytes_per_s = 0
+        """What the shared lines leave for it; 0: no limit."""
+        self.planned_bytes_per_s = 0
+        """What the senders of the latest plan can use together."""
         self._resize([])
 
     # --------------------------------------------------------------------------------------------------------- events
@@ -101,7 +109,7 @@ class LinkGranter:
 
     def report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """An agent reported."""
-        if self.settings.live:
+        if self.settings.live or self.shared:
             self._live_report(lane, report, now_ns)
         else:
             self._settle(lane.reported(report, now_ns))
@@ -112,7 +120,7 @@ class LinkGranter:
             self._window_of_lanes.clear()
         if self.settings.live:
             self._follow(now_ns)
-        saturated = self.estimator.saturated(now_ns, 2 * rtt_ns)
+        saturated = self.estimator.saturated(now_ns, 2 * rtt_ns) or any(one.saturated(now_ns) for one in self.shared)
         if self.settings.live:
             lane.see_window(report.window_bytes, rtt_ns, self.estimator.pace_bytes_per_s, now_ns)
         chunk = self.sizes.chunk_bytes
@@ -145,10 +153,35 @@ class LinkGranter:
             if not other.ended:
                 in_flight = other.in_flight_bytes
                 flow.in_flight_bytes += in_flight
+                flow.missing_bytes += in_flight + other.lost_bytes
                 if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
                     flow.horizon_ns = other.counted_ns
                 flow.demand = flow.demand or (other.account.at_host_bytes > 0 and not other.padding)
+        # All of them hear of it, so no any().
+        if sum([one.on_report(self.link, report, flow, self._rtt_ns, now_ns) for one in self.shared]):
+            flow.demand, flow.retransmits = False, 0
         self.estimator.on_report(report, flow, now_ns)
+
+    def share(self, lines: tuple[SharedBottleneck, ...]) -> None:
+        """The link crosses these, and others do too."""
+        self.shared += lines
+        self.bottlenecks += lines
+
+    def set_shared_limit(self, limit_bytes_per_s: int, now_ns: int) -> None:
+        """What the shared lines leave for it has changed; its next decision tells whoever holds grants."""
+        self.shared_limit_bytes_per_s = limit_bytes_per_s
+        self._limit_changed = True
+        self._window_of_lanes.clear()
+        self._follow(now_ns)
+
+    @property
+    def active_lanes(self) -> Iterable[Lane]:
+        """Lanes that hold or reserve something."""
+        return self._active.values()
+
+    def binding_bytes_per_s(self, now_ns: int) -> int:
+        """Sum of the rates of lanes that are not leaving."""
+        return sum(lane.account.binding_rate(now_ns) for lane in self._active.values() if not lane.leaving)
 
     def set_policy(self, policy: Policy, minute_of_week: int | None, now_ns: int) -> bool:
         """What the operator wants holds from now on, and his limit of that minute; True when that limit is another."""
@@ -164,7 +197,15 @@ class LinkGranter:
         return True
 
     def _limited(self, rate: int) -> int:
+        if 0 < self.shared_limit_bytes_per_s < rate:
+            rate = self.shared_limit_bytes_per_s
         return self.limit_bytes_per_s if 0 < self.limit_bytes_per_s < rate else rate
+
+    @property
+    def own_pace_bytes_per_s(self) -> int:
+        """What could be granted if the shared lines had room for it."""
+        pace, limit = self.estimator.pace_bytes_per_s, self.limit_bytes_per_s
+        return limit if 0 < limit < pace else pace
 
     def rate_bytes_per_s(self, now_ns: int) -> int:
         """What the bottleneck carries as far as is known, or less where the operator allows less."""
@@ -283,10 +324,10 @@ class LinkGranter:
             outstanding += held
             if not lane.leaving:
                 rate += lane.account.binding_rate(now_ns)
-        for bottleneck in self.bottlenecks:
-            counted, window = bottleneck.outstanding_bytes, bottleneck.window_bytes
-            if counted != outstanding or counted > window or bottleneck.violations:
-                return f"{self.link}: lanes hold {outstanding} bytes, {counted} are counted, the window is {window}"
+        bottleneck = self.bottlenecks[0]
+        counted, window = bottleneck.outstanding_bytes, bottleneck.window_bytes
+        if counted != outstanding or counted > window or bottleneck.violations:
+            return f"{self.link}: lanes hold {outstanding} bytes, {counted} are counted, the window is {window}"
         pace = self.pace_bytes_per_s(now_ns)
         # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
         if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= self.settle_until_ns:
@@ -325,7 +366,13 @@ class LinkGranter:
     def _repace(self, planned: list[Lane], pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
         # Shares that were made at different paces may sum to more than any of those.
-        total = sum(lane.binding_rate(now_ns) for lane in self._active.values() if not lane.leaving)
+        total = stuck = 0
+        for lane in self._active.values():
+            if lane.ended:
+                stuck += lane.binding_rate(now_ns)  # it can't be told anything
+            elif not lane.leaving:
+                total += lane.binding_rate(now_ns)
+        room = pace - stuck
         for lane in self._active.values():
             then = lane.pace_then_bytes_per_s
             if not then or lane.ended or lane in planned:
@@ -333,7 +380,7 @@ class LinkGranter:
             if lane.account.outstanding_bytes <= 0:
                 lane.pace_then_bytes_per_s = 0
                 continue
-            rate, ceiling = lane.rate_bytes_per_s * pace // max(then, total), lane.ceiling_bytes_per_s
+            rate, ceiling = lane.rate_bytes_per_s * room // max(then, total), lane.ceiling_bytes_per_s
             self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, pace, now_ns, issued)
 
     def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
@@ -362,6 +409,9 @@ class LinkGranter:
             outstanding_ns = outstanding_ns * sizes.pace_bytes_per_s // pace
         plan = self.planner.plan(pace, outstanding_ns, sizes.chunk_bytes, sizes.turn_bytes, now_ns)
         planned = [share.lane for share in plan]
+        if self.shared:
+            can = [(share.rate_bytes_per_s, share.lane.ceiling_bytes_per_s) for share in plan]
+            self.planned_bytes_per_s = sum(min(rate, ceiling or rate) for rate, ceiling in can)
         tails = sum(lane.account.at_host_bytes for lane in busy if lane.harmless)
         for lane in busy:
             lane.out_of_turn = lane not in planned
@@ -482,6 +532,9 @@ class LinkGranter:
         need = waiting.wanted_bytes - waiting.granted_bytes
         nbytes = need if need <= room else room // chunk * chunk
         if nbytes <= 0:
+            for line in self.shared:
+                if line.room_bytes <= room:
+                    line.short.add(self.link)
             return False
         idle = not lane.busy(now_ns)
         reason = share.reason
@@ -558,9 +611,10 @@ class LinkGranter:
         target = self._lane_window(pace, control_rtt_ns)
         if ahead > 2 * chunk_bytes:
             target += ahead - 2 * chunk_bytes
-        for bottleneck in self.bottlenecks:
-            if bottleneck.window_bytes != target:
-                bottleneck.resize(target)
+        if self.bottlenecks[0].window_bytes != target:
+            self.bottlenecks[0].resize(target)
+        for line in self.shared:
+            line.resize_for(self.link, target)
 
     def info(self, now_ns: int) -> LinkInfo:
         """What agents are told of the link."""

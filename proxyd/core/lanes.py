@@ -34,6 +34,9 @@ SLOW_EPOCHS = 2
 """Round trips in a row that must have been slow, where TCP itself was the limit."""
 SLOW_EPOCHS_UNEXPLAINED = 3
 """The same, where it was the data or the host."""
+SLOW_EPOCHS_OF_WIDE_WINDOWS = 10
+"""The same, where TCP's windows are known to be wide: streams that wait for a chunk leave their part of the rate
+unused, and a ceiling would make those parts smaller still."""
 GROWS = 1.4
 """Growth per round trip that only a window in slow start shows."""
 
@@ -298,7 +301,8 @@ class Lane:
                 self._measured_bytes_per_s = raised if raised < pace_bytes_per_s else 0
             return ""
         self._slow_epochs += 1
-        if self._slow_epochs < (SLOW_EPOCHS if limited else SLOW_EPOCHS_UNEXPLAINED):
+        unexplained = SLOW_EPOCHS_OF_WIDE_WINDOWS if self._window_bytes else SLOW_EPOCHS_UNEXPLAINED
+        if self._slow_epochs < (SLOW_EPOCHS if limited else unexplained):
             return ""
         grows = last == 0 or measured > GROWS * last
         ceiling = measured * 2 if grows else measured + measured // 4

@@ -211,6 +211,7 @@ class ShadowLink:
             at_ns=now_ns,
             horizon_ns=now_ns,
             in_flight_bytes=sum(one.in_flight_bytes for one in self._agents.values()),
+            missing_bytes=sum(one.left_bytes - one.arrived_bytes for one in self._agents.values()),
             demand=any(one.asked_bytes > one.left_bytes for one in self._agents.values()),
             window_limited=report.limited,
             control_rtt_ns=lane.control_rtt_ns,

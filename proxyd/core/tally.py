@@ -53,6 +53,8 @@ class Flow:
     """Until when all agents that have bytes in flight have reported."""
     in_flight_bytes: int = 0
     """Of all agents: left and not delivered."""
+    missing_bytes: int = 0
+    """Of all agents: left and not arrived, what is lost of it included."""
     demand: bool = False
     """Data waits at some host for its turn at the link."""
     window_limited: bool = False
