@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.shadow_metrics import shadow_families
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
+from proxyd.core.sharing import BottleneckStatus
 from proxyd.runtime.metrics import MetricFamily, build_info, counter, gauge
 
 _Read = Callable[[LinkStatus], float]
@@ -84,6 +85,29 @@ LINK_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ),
 )
 
+BOTTLENECK_GAUGES: tuple[tuple[str, str, Callable[[BottleneckStatus], float]], ...] = (
+    (
+        "proxyd_bottleneck_rate_bytes_per_second",
+        "Payload rate that may be granted over all links of a shared line.",
+        lambda line: line.pace_bytes_per_s,
+    ),
+    (
+        "proxyd_bottleneck_granted_rate_bytes_per_second",
+        "Payload rate that is granted over all links of a shared line now.",
+        lambda line: line.granted_bytes_per_s,
+    ),
+    (
+        "proxyd_bottleneck_window_bytes",
+        "Most bytes that may be granted over them and not yet delivered.",
+        lambda line: line.window_bytes,
+    ),
+    (
+        "proxyd_bottleneck_outstanding_bytes",
+        "Bytes granted over them and not yet delivered.",
+        lambda line: line.outstanding_bytes,
+    ),
+)
+
 
 def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Iterable[MetricFamily]:
     """All of the coordinator's families."""
@@ -96,6 +120,13 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
         yield counter(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
     for name, text, read in LINK_GAUGES:
         yield gauge(name, text, [({"link": str(link.link)}, read(link)) for link in status.links])
+    for name, text, of in BOTTLENECK_GAUGES:
+        yield gauge(name, text, [({"bottleneck": line.name}, of(line)) for line in status.bottlenecks])
+    yield counter(
+        "proxyd_bottleneck_window_violations_total",
+        "Times that outstanding grants exceeded a shared line's window; always 0, or it is a bug.",
+        [({"bottleneck": line.name}, line.window_violations) for line in status.bottlenecks],
+    )
     yield gauge(
         "proxyd_link_source",
         "1 for where the link's estimate comes from now, 0 for the other sources.",

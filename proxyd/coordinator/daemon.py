@@ -58,6 +58,7 @@ def machine_config(config: Config) -> CoordinatorConfig:
         lease_ns=section.lease_ns,
         control_rtt_ns=section.rtt_control_ns,
         observe=section.mode == "observe",
+        bottlenecks=tuple(one.settings for one in config.bottlenecks),
     )
 
 
@@ -158,9 +159,6 @@ async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None, 
         ending.callback(coordinator.close)
         ending.callback(keeper.close)
         keeper.start()
-        if config.bottlenecks:
-            names = ", ".join(one.settings.name for one in config.bottlenecks)
-            log.warning("[[bottleneck]] is read and checked, but not applied yet", extra=fields(names=names))
         loop.add_signal_handler(signal.SIGHUP, keeper.reload)
         metrics = None
         if section.metrics_address is not None:

@@ -21,17 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import insort
+from collections import deque
 
 from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.beats import BeatTurns
 from proxyd.core.coordinator_config import MAX_UNCONFIGURED_LINKS, CoordinatorConfig, refusal
-from proxyd.core.coordinator_status import (
-    AgentStatus,
-    CoordinatorStatus,
-    LinkStatus,
-)
+from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LinkStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.events import (
     CoordinatorEvent,
@@ -45,7 +42,7 @@ from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
 from proxyd.core.lanes import Lane
-from proxyd.core.link_status import link_status
+from proxyd.core.link_status import link_info, link_problem, link_status
 from proxyd.core.messages import (
     AgentHello,
     AgentMessage,
@@ -69,6 +66,7 @@ from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
 from proxyd.core.shadow import ShadowLink
+from proxyd.core.sharing import SharedBottlenecks
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
@@ -92,7 +90,8 @@ class _Session:
     heard_ns: int
     transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
     control_rtt_ns: int = 0
-    """Smoothed over the echoes of beats; 0: not measured yet."""
+    """The least of the latest echoes of beats; 0: not measured yet."""
+    echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=16))
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,6 +125,7 @@ class CoordinatorMachine:
         self._links: dict[LinkName, _Link] = {}
         self._from_site: dict[str, list[LinkName]] = {}
         """Links out of a site, sorted."""
+        self._shared = SharedBottlenecks(config.bottlenecks, config.links)
         self._registry = Registry()
         self._sites: set[str] = set()
         self._orders = 0
@@ -260,7 +260,7 @@ class CoordinatorMachine:
         for link in self._links_from(agent.site):
             link.granter.agent_returned(agent)
         links = self._links_from(agent.site)
-        infos = tuple(link.granter.info(now_ns) for link in links)
+        infos = tuple(link_info(link.granter, now_ns) for link in links)
         config = self.config
         self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
         # After a restart agents come back one by one: whoever isn't here yet isn't gone.
@@ -347,9 +347,9 @@ class CoordinatorMachine:
         if sent_ns is None:
             return
         rtt_ns = max(0, now_ns - sent_ns - max(0, echo.held_ns))
-        smoothed_ns = session.control_rtt_ns
-        # Quickly down, slowly up: a host that was held up for a moment is no further away.
-        session.control_rtt_ns = smoothed_ns + (rtt_ns - smoothed_ns) // (8 if rtt_ns > smoothed_ns > 0 else 1)
+        # The least of the latest ones: a host that was held up for a moment is no further away.
+        session.echoes_ns.append(rtt_ns)
+        session.control_rtt_ns = min(session.echoes_ns)
         for link in self._links_from(session.agent.site):
             lane = link.granter.lanes.get(session.number)
             if lane is not None:
@@ -466,6 +466,7 @@ class CoordinatorMachine:
             link.shadow = ShadowLink(granter, self.config.control_rtt_ns, self.config.lease_ns)
             link.shadow.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
         self._links[settings.link] = link
+        self._shared.join(granter)
         insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
         self._turns.join(settings.link.src_site)
         return link
@@ -499,6 +500,10 @@ class CoordinatorMachine:
         return [self._links[name] for name in self._from_site.get(site, ())]
 
     def _decide(self, link: _Link, now_ns: int) -> None:
+        for name in self._shared.order(link.granter, now_ns):
+            self._decide_one(self._links[name], now_ns)
+
+    def _decide_one(self, link: _Link, now_ns: int) -> None:
         granter = link.granter
         for session, grant in granter.decide(now_ns):
             self._effects.append(ToAgent(session, grant))
@@ -520,9 +525,9 @@ class CoordinatorMachine:
         members = self._members.get(site, [])
         links = self._links_from(site)
         for link in links:
-            link.fallback.rebase(link.granter.rate_bytes_per_s(now_ns))
+            link.fallback.rebase(self._shared.fallback_bytes_per_s(link.granter, now_ns))
             link.fallback.share(members, link.granter.reserved_bytes_per_s(now_ns))
-        infos = tuple(link.granter.info(now_ns) for link in links)
+        infos = tuple(link_info(link.granter, now_ns) for link in links)
         for number in members:
             self._tell_beat(number, links, infos, self._beats)
 
@@ -559,6 +564,7 @@ class CoordinatorMachine:
             endpoints=self._registry.entries,
             links=self.links_status(now_ns, transfers_per_link),
             protocol_errors=self.protocol_errors,
+            bottlenecks=self._shared.status(now_ns),
         )
 
     def links_status(self, now_ns: int, transfers_per_link: int = 0) -> tuple[LinkStatus, ...]:
@@ -571,11 +577,11 @@ class CoordinatorMachine:
     def audit(self, now_ns: int) -> str:
         """What must hold after every event, on every link; "" when it does, else what doesn't."""
         for link in self._links.values():
-            if problem := link.granter.audit(now_ns):
+            if problem := link_problem(link.granter, now_ns):
                 return problem
             if link.fallback.sum_bytes_per_s > link.fallback.total_bytes_per_s:
                 return f"{link.granter.link}: fallback rates sum to {link.fallback.sum_bytes_per_s} bytes/s"
-        return ""
+        return self._shared.audit(now_ns)
 
     def waits(self, session: int, transfer: TransferId) -> Waits | None:
         """How long a transfer of a session waited for what; None: it isn't known (or is over)."""

@@ -10,6 +10,7 @@ from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import AgentName, LinkName, owns_link
 from proxyd.core.messages import Request
+from proxyd.core.policy import BottleneckSettings
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
 MAX_TRANSFERS_PER_SESSION = 100_000
@@ -29,6 +30,8 @@ class CoordinatorConfig:
     """Round trip between an agent and this coordinator, as far as is known."""
     observe: bool = False
     """Links that aren't configured are only observed."""
+    bottlenecks: tuple[BottleneckSettings, ...] = ()
+    """Lines that several links share."""
 
     def __post_init__(self) -> None:
         if self.beat_ns <= 0 or self.lease_ns < 2 * self.beat_ns or self.control_rtt_ns < 0:
@@ -45,6 +48,9 @@ class CoordinatorConfig:
                     + ("stays within one site" if settings.link.is_local else "is configured twice")
                 )
             seen.add(settings.link)
+        names = [one.name for one in self.bottlenecks]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"coordinator {self.name}: a bottleneck stands twice among {', '.join(names)}")
 
 
 def refusal(

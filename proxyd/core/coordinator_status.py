@@ -9,6 +9,7 @@ from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.jobs import JobAccount
 from proxyd.core.messages import DirectoryEntry
 from proxyd.core.shadow import ShadowStatus
+from proxyd.core.sharing import BottleneckStatus
 from proxyd.core.totals import LinkTotals
 from proxyd.wire.envelope import TrafficClass
 
@@ -139,3 +140,4 @@ class CoordinatorStatus:
     endpoints: tuple[DirectoryEntry, ...]
     links: tuple[LinkStatus, ...]
     protocol_errors: int
+    bottlenecks: tuple[BottleneckStatus, ...] = ()

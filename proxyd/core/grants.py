@@ -24,12 +24,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from proxyd.core.allocation import LinkQueue, Waiting
+from proxyd.core.allocation import LinkQueue, Waiting, fair_shares
 from proxyd.core.announced import TTL_NS
 from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
-from proxyd.core.messages import Grant, LinkInfo, Pace, Report
+from proxyd.core.messages import Grant, Pace, Report
 from proxyd.core.plan import Planner, Share
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Cause, cause_of_block
@@ -314,26 +314,6 @@ class LinkGranter:
         """A transfer was acknowledged end to end."""
         self._totals.class_bytes[traffic] += nbytes
 
-    def audit(self, now_ns: int) -> str:
-        """What must always hold; "" when it does. Cheap enough to call after every event of a simulation."""
-        outstanding = rate = 0
-        for lane in self._active.values():
-            held = lane.account.outstanding_bytes
-            if held < 0:
-                return f"{self.link}: {lane.agent} holds {held} bytes"
-            outstanding += held
-            if not lane.leaving:
-                rate += lane.account.binding_rate(now_ns)
-        bottleneck = self.bottlenecks[0]
-        counted, window = bottleneck.outstanding_bytes, bottleneck.window_bytes
-        if counted != outstanding or counted > window or bottleneck.violations:
-            return f"{self.link}: lanes hold {outstanding} bytes, {counted} are counted, the window is {window}"
-        pace = self.pace_bytes_per_s(now_ns)
-        # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
-        if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= self.settle_until_ns:
-            return f"{self.link}: lanes may send {rate} bytes/s, the pace is {pace}"
-        return ""
-
     # ------------------------------------------------------------------------------------------------------- decisions
 
     @property
@@ -358,10 +338,26 @@ class LinkGranter:
         pace = self.pace_bytes_per_s(now_ns)
         while self.queue.count and self._round(pace, now_ns, issued):
             pass
-        if not self.queue.count and (self.settings.live or self._limit_changed):
-            self._repace([], pace, now_ns, issued)
+        if not self.queue.count:
+            if self.settings.live:
+                self._spread(pace, now_ns, issued)
+            elif self._limit_changed:
+                self._repace([], pace, now_ns, issued)
         self._limit_changed = False
         return issued
+
+    def _spread(self, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+        """Nobody waits any more: those who still send what they hold have the link to themselves, in equal parts."""
+        room, lanes = pace, list[Lane]()
+        for lane in self._active.values():
+            if lane.ended:
+                room -= lane.binding_rate(now_ns)  # it can't be told anything
+            elif lane.account.at_host_bytes > 0 and lane.pace_then_bytes_per_s:
+                lanes.append(lane)
+        if lanes and room > 0:
+            rates = fair_shares(room, [lane.ceiling_bytes_per_s or room for lane in lanes])
+            for lane, rate in zip(lanes, rates, strict=True):
+                self._tell_pace(lane, rate, pace, now_ns, issued)
 
     def _repace(self, planned: list[Lane], pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
@@ -615,21 +611,3 @@ class LinkGranter:
             self.bottlenecks[0].resize(target)
         for line in self.shared:
             line.resize_for(self.link, target)
-
-    def info(self, now_ns: int) -> LinkInfo:
-        """What agents are told of the link."""
-        estimate = self.estimator.estimate(now_ns)
-        return LinkInfo(
-            link=self.link,
-            rate_bytes_per_s=self.rate_bytes_per_s(now_ns) if self.settings.live else self.sizes.pace_bytes_per_s,
-            rtt_ns=estimate.min_rtt_ns,
-            buffer_bytes=estimate.buffer_bytes,
-            queue_ns=estimate.queue_ns,
-            slot_bytes=self.sizes.slot_bytes,
-            chunk_bytes=self.sizes.chunk_bytes,
-            waiting_bytes=self.queue.need_bytes,
-            age_ns=estimate.age_ns,
-            source=estimate.source,
-            confidence=estimate.confidence,
-            observe=self.settings.observe,
-        )

@@ -1,10 +1,12 @@
-"""A link's granter as plain values: what :meth:`~proxyd.core.coordinator.CoordinatorMachine.status` is made of."""
+"""A link's granter seen from outside: its status (what :meth:`~proxyd.core.coordinator.CoordinatorMachine.status` is
+made of), what agents are told of it, and what must always hold."""
 
 from __future__ import annotations
 
 from proxyd.core.coordinator_status import JobStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.fallback import FallbackRates
-from proxyd.core.grants import LinkGranter
+from proxyd.core.grants import REPACE_DOWN, LinkGranter
+from proxyd.core.messages import LinkInfo
 from proxyd.core.shadow import ShadowLink
 
 
@@ -67,3 +69,43 @@ def link_status(
         jobs=tuple(JobStatus.of(granter.queue, account) for account in granter.queue.accounts()),
         limit_bytes_per_s=granter.limit_bytes_per_s,
     )
+
+
+def link_info(granter: LinkGranter, now_ns: int) -> LinkInfo:
+    """What agents are told of a link."""
+    estimate, sizes = granter.estimator.estimate(now_ns), granter.sizes
+    return LinkInfo(
+        link=granter.link,
+        rate_bytes_per_s=granter.rate_bytes_per_s(now_ns) if granter.settings.live else sizes.pace_bytes_per_s,
+        rtt_ns=estimate.min_rtt_ns,
+        buffer_bytes=estimate.buffer_bytes,
+        queue_ns=estimate.queue_ns,
+        slot_bytes=sizes.slot_bytes,
+        chunk_bytes=sizes.chunk_bytes,
+        waiting_bytes=granter.queue.need_bytes,
+        age_ns=estimate.age_ns,
+        source=estimate.source,
+        confidence=estimate.confidence,
+        observe=granter.settings.observe,
+    )
+
+
+def link_problem(granter: LinkGranter, now_ns: int) -> str:
+    """What must always hold on a link; "" when it does. Cheap enough to call after every event of a simulation."""
+    outstanding = 0
+    for lane in granter.active_lanes:
+        held = lane.account.outstanding_bytes
+        if held < 0:
+            return f"{granter.link}: {lane.agent} holds {held} bytes"
+        outstanding += held
+    own = granter.bottlenecks[0]
+    if own.outstanding_bytes != outstanding or outstanding > own.window_bytes or own.violations:
+        return (
+            f"{granter.link}: lanes hold {outstanding} bytes, {own.outstanding_bytes} are counted, "
+            f"the window is {own.window_bytes}"
+        )
+    rate, pace = granter.binding_bytes_per_s(now_ns), granter.pace_bytes_per_s(now_ns)
+    # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
+    if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= granter.settle_until_ns:
+        return f"{granter.link}: lanes may send {rate} bytes/s, the pace is {pace}"
+    return ""

@@ -227,7 +227,7 @@ class BottleneckSettings:
     egress: bool
     """Out of the site; False: into it."""
     capacity_bytes_per_s: int = 0
-    """On the wire, headers included: where a live estimate starts; 0: not known."""
+    """On the wire, headers included: what is believed; 0: not known, it is learned."""
     cap_bytes_per_s: int = 0
     """The most that is granted over all its links; 0: what it carries."""
 

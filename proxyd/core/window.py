@@ -285,7 +285,7 @@ class Account:
 
 
 class Bottleneck:
-    """What the transfers of a link share: today the link itself; a site's egress and ingress have the same shape."""
+    """What transfers share: the link itself; for lines that several links share see :mod:`proxyd.core.shared`."""
 
     __slots__ = ("name", "outstanding_bytes", "violations", "window_bytes")
 

@@ -189,7 +189,7 @@ class BottleneckConfig(Section):
     site: Name
     direction: Literal["egress", "ingress"]
     capacity: RateText | None = None
-    """Where the estimate starts."""
+    """What it is believed to carry; None: it is learned."""
     cap: RateText | None = None
 
     @property

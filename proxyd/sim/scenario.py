@@ -12,7 +12,7 @@ from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.sim.checks import InvariantError, check_coordinator, check_end
 from proxyd.sim.cross import start_cross_tcp
 from proxyd.sim.host import AgentHost
-from proxyd.sim.link import NANOS, LinkCounts
+from proxyd.sim.link import NANOS, Link, LinkCounts
 from proxyd.sim.scenario_file import Burst, Fault, Ranks, Scenario, load_scenario
 from proxyd.sim.trainer import Fate
 from proxyd.sim.workloads import Backlog, Checkpoint, Pair, Pipeline, Workload
@@ -49,7 +49,7 @@ class Result:
     ideal_cct_ns: int
     """Of the first burst: its bytes at the link's rate, and one way; 0 without one."""
     utilisation: float
-    """Of the first link, in the time that ``measure`` names; 0 without it."""
+    """Of the first link (or line), in the time that ``measure`` names; 0 without it."""
     problems: list[str]
     """Expectations that weren't met; empty: passed."""
 
@@ -76,6 +76,7 @@ class Run:
         world.check_coordinator = check_coordinator
         self._config = CoordinatorConfig(
             links=tuple(plan.settings() for plan in scenario.links),
+            bottlenecks=scenario.bottlenecks,
             control_rtt_ns=2 * scenario.control_ns + scenario.jitter_ns,
         )
         self._epoch = 1
@@ -126,10 +127,16 @@ class Run:
         return all(fate.settled for fate in self._live_fates())
 
     def _count(self, until_ns: int) -> None:
-        name = self.scenario.links[0].name
-        self._counts.append(self.world.link(name.src_site, name.dst_site).counts())
+        self._counts.append(self._measured.counts())
         if self.world.clock.now_ns < until_ns:
             self.world.clock.after(COUNT_NS, self._count, until_ns)
+
+    @property
+    def _measured(self) -> Link:
+        if self.scenario.measure_line:
+            return next(iter(self.world.access.values()))
+        name = self.scenario.links[0].name
+        return self.world.link(name.src_site, name.dst_site)
 
     def _plan_workloads(self) -> None:
         world, scenario = self.world, self.scenario
@@ -314,9 +321,8 @@ class Run:
             "queue_over_buffer": result.peak_queue_bytes / buffer_bytes,
         }
         if self._counts:
-            base = self.scenario.links[0].base
             queues = sorted(one.queue_bytes for one in self._counts)
-            bdp = base.rate_bytes_per_s * 2 * base.one_way_ns / NANOS
+            bdp = self._measured.model.rate_bytes_per_s * 2 * self.scenario.links[0].base.one_way_ns / NANOS
             measured["queue_p99_bdp"] = queues[int(0.99 * (len(queues) - 1))] / bdp
             measured["loss"] = self._counts[-1].loss_since(self._counts[0])
             result.utilisation = self._counts[-1].utilisation_since(self._counts[0])

@@ -31,6 +31,8 @@ TOML::
     direction = "egress"                   # or "ingress"
     capacity = "400Mbit"
     buffer = "300kB"
+    told = true                            # optional: the coordinator knows that there is such a line,
+    known = true                           # ... and what it carries
 
     [control]                              # optional
     delay = "300us"
@@ -97,7 +99,8 @@ TOML::
     failed = 0
     fct_p99_over_ideal = 1.08
     fct_mean_over_ideal = 0.65
-    measure = ["3s", "11s"]                # the first link between these two times:
+    measure = ["3s", "11s"]                # the first link (or line) between these two times:
+    measure_line = true                    # ... optional: the first line instead of the first link
     utilisation_least = 0.9                # ... bytes carried over bytes that could have been,
     queue_p99_bdp = 0.25                   # ... the queue that is exceeded 1 % of the time,
     loss = 0.001                           # ... bytes dropped over bytes offered, ours
@@ -116,6 +119,7 @@ from typing import Any
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
+from proxyd.core.policy import BottleneckSettings
 from proxyd.core.traces import TRACE_CLASSES, RateTrace, from_opportunities, parse_opportunities, steps, synthetic
 from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
 from proxyd.sim.link import CrossTraffic, LinkModel, Policer
@@ -251,6 +255,8 @@ class Scenario:
     links: tuple[LinkPlan, ...]
     lines: Mapping[tuple[str, bool], LinkModel]
     """Access lines by (site, egress)."""
+    bottlenecks: tuple[BottleneckSettings, ...]
+    """What the coordinator is told of them."""
     control_ns: int
     jitter_ns: int
     pause_every_ns: int
@@ -265,8 +271,10 @@ class Scenario:
     faults: tuple[Fault, ...]
     expect: Mapping[str, float]
     measure_ns: tuple[int, int] | None
+    measure_line: bool
 
 
+_EGRESS = {"egress": True, "ingress": False}
 _KEYS = {
     "": {
         "description",
@@ -305,7 +313,7 @@ _KEYS = {
         "live",
         "hint",
     },
-    "line": {"site", "direction", "capacity", "buffer"},
+    "line": {"site", "direction", "capacity", "buffer", "told", "known"},
     "control": {"delay", "jitter"},
     "pauses": {"every", "most"},
     "agents": {"site", "count", "first_rank", "ranks_each", "memory"},
@@ -324,6 +332,7 @@ _KEYS = {
         "fallback",
         "queue_over_buffer",
         "measure",
+        "measure_line",
         "utilisation_least",
         "queue_p99_bdp",
         "loss",
@@ -356,18 +365,27 @@ def _ranks(entry: Mapping[str, Any]) -> Ranks:
 
 def _scenario(path: Path, data: Mapping[str, Any]) -> Scenario:
     control, pauses, expect = data.get("control", {}), data.get("pauses", {}), dict(data.get("expect", {}))
-    measure = expect.pop("measure", None)
+    measure, measure_line = expect.pop("measure", None), bool(expect.pop("measure_line", False))
+    if measure_line and not data.get("line"):
+        raise ValueError("measure_line needs a [[line]]")
     return Scenario(
         name=path.stem,
         description=data["description"],
         duration_ns=parse_duration(data["duration"]),
         links=tuple(_link(path, link) for link in data["link"]),
         lines={
-            (line["site"], {"egress": True, "ingress": False}[line["direction"]]): LinkModel(
+            (line["site"], _EGRESS[line["direction"]]): LinkModel(
                 parse_rate(line["capacity"]), 0, parse_size(line["buffer"])
             )
             for line in data.get("line", ())
         },
+        bottlenecks=tuple(
+            BottleneckSettings(
+                line["site"], _EGRESS[line["direction"]], parse_rate(line["capacity"]) if line.get("known") else 0
+            )
+            for line in data.get("line", ())
+            if line.get("told") or line.get("known")
+        ),
         control_ns=parse_duration(control.get("delay", "300us")),
         jitter_ns=parse_duration(control.get("jitter", "200us")),
         pause_every_ns=parse_duration(pauses["every"]) if pauses else 0,
@@ -414,6 +432,7 @@ def _scenario(path: Path, data: Mapping[str, Any]) -> Scenario:
         faults=tuple(Fault(parse_duration(f["at"]), f["do"], f.get("rank", -1)) for f in data.get("fault", ())),
         expect=expect,
         measure_ns=None if measure is None else (parse_duration(measure[0]), parse_duration(measure[1])),
+        measure_line=measure_line,
     )
 
 

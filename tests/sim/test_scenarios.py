@@ -33,6 +33,8 @@ SEEDS = {
     "pipeline_both_ways": 8,
     "policed": 4,
     "small_messages": 25,
+    "three_sites": 4,
+    "three_sites_known": 4,
     "two_way": 20,
 }
 
