@@ -370,6 +370,9 @@ class LinkEstimator:
         if tally.complete < count:
             return
         rate = tally.delivered_rate(count)
+        # What is in flight must bear it out: bytes that wait are in flight, a host's delays are not.
+        waiting_ns = int(flow.in_flight_bytes * NANOS / max(rate, 1.0)) - rtt_ns
+        self._queue_ns = max(0, min(self._queue_ns, waiting_ns))
         decides = tally.link_decides(rate, self._rate, count, rtt_ns + self._queue_ns)
         full = self._full_since_ns is not None and self._full_since_ns <= tally.begins_ns(count)
         self._holes = tally.has_holes(rtt_ns)
