@@ -73,9 +73,13 @@ class BbrWindow:
         if self._draining and in_flight_bytes <= pipe:
             self._draining = False
             self._phase, self._phase_ns = 2, now_ns
-        elif not self._draining and self.threshold_bytes == 0 and now_ns - self._phase_ns > self._least_rtt_ns:
-            if CYCLE[self._phase] != CYCLE[1] or in_flight_bytes <= pipe:
-                self._phase, self._phase_ns = (self._phase + 1) % len(CYCLE), now_ns
+        elif (
+            not self._draining
+            and self.threshold_bytes == 0
+            and now_ns - self._phase_ns > self._least_rtt_ns
+            and (CYCLE[self._phase] != CYCLE[1] or in_flight_bytes <= pipe)
+        ):
+            self._phase, self._phase_ns = (self._phase + 1) % len(CYCLE), now_ns
         if self.threshold_bytes == 0:
             self._gain = 1 / STARTUP_GAIN if self._draining else CYCLE[self._phase]
         self.pace_bytes_per_s = max(1, int(self._gain * self._rate * PACE_MARGIN))
