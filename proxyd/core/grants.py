@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from proxyd.core.allocation import LinkQueue, Waiting, fair_shares
 from proxyd.core.announced import TTL_NS
 from proxyd.core.bandwidth import NANOS, LinkEstimator, LinkSettings
+from proxyd.core.flows import flow_of
 from proxyd.core.ids import AgentName
 from proxyd.core.lanes import Lane
 from proxyd.core.messages import Grant, Pace, Report
@@ -45,8 +46,6 @@ _NO_FLOW = Flow()
 """What a fixed estimate needs to know."""
 REPACE_UP = 128
 """A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/128: probes begin with 1/50."""
-STALE_READING_NS = 30_000_000
-"""An agent that has reported nothing for so long is not waited for when the link's rate is reckoned."""
 RESIZE = 8
 """Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
@@ -130,36 +129,15 @@ class LinkGranter:
 
     def _live_report(self, lane: Lane, report: Report, now_ns: int) -> None:
         """Settle what a report says, and tell the estimator what it adds to the link's totals."""
-        account = lane.account
-        flow = Flow(
-            -lane.arrived_bytes,
-            -account.left_bytes,
-            -account.retransmits,
-            since_ns=lane.counted_ns,
-            window_limited=report.limited,
-            control_rtt_ns=lane.control_rtt_ns,
-        )
-        self._settle(lane.reported(report, now_ns))
-        flow.delivered_bytes += lane.arrived_bytes
-        flow.sent_bytes += account.left_bytes
-        flow.retransmits += account.retransmits
-        flow.at_ns = flow.horizon_ns = lane.read_at(
-            report.elapsed_ns, bool(flow.delivered_bytes or flow.sent_bytes), now_ns
-        )
         padding = self.queue.account(PADDING_JOB)
-        flow.demand = self.queue.count > (padding.count if padding is not None else 0)
-        stale_ns = now_ns - max(STALE_READING_NS, self._rtt_ns // 2)
-        for other in self._active.values():
-            if not other.ended:
-                in_flight = other.in_flight_bytes
-                flow.in_flight_bytes += in_flight
-                flow.missing_bytes += in_flight + other.lost_bytes
-                if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
-                    flow.horizon_ns = other.counted_ns
-                flow.demand = flow.demand or (other.account.at_host_bytes > 0 and not other.padding)
-        # All of them hear of it, so no any().
-        if sum([one.on_report(self.link, report, flow, self._rtt_ns, now_ns) for one in self.shared]):
-            flow.demand, flow.retransmits = False, 0
+        wanted = self.queue.count > (padding.count if padding is not None else 0)
+        flow, settled = flow_of(lane, report, self._active.values(), wanted, self._rtt_ns, now_ns)
+        self._settle(settled)
+        if self.shared:
+            limit = self.estimator.saturated(now_ns, 2 * self._rtt_ns)
+            # All of them hear of it, so no any().
+            if sum([one.on_report(self.link, report, flow, self._rtt_ns, limit, now_ns) for one in self.shared]):
+                flow.demand, flow.retransmits = False, 0
         self.estimator.on_report(report, flow, now_ns)
 
     def share(self, lines: tuple[SharedBottleneck, ...]) -> None:

@@ -18,7 +18,8 @@ estimator takes the least queue of all reports anyway. ``cap`` limits both.
 noise), this line is the limit: its estimator takes queue and losses, and the link's own one takes neither, or it would
 fall to its part of the line and stay there. A queue that a link sees beyond the common one is its own. While only one
 link sends, nothing can tell the two apart: then the link's estimate follows whatever is narrower, and the line's only
-learns what got through, so the line's is not lowered by what may be the link's.
+learns what got through, so the line's is not lowered by what may be the link's. If a link alone has met its limit,
+what it got through is where several begin, and not half as much again, as in a start-up.
 
 **Split.** The rate is split among links that want to send, equally, none more than it can use (max-min fairness:
 Bertsekas and Gallager, *Data Networks*, 6.5.2); what all of them leave is added to each, for estimates that grow. One
@@ -35,6 +36,7 @@ import dataclasses
 
 from proxyd.core.allocation import fair_shares
 from proxyd.core.bandwidth import LinkEstimator, LinkSettings
+from proxyd.core.flows import STALE_READING_NS
 from proxyd.core.ids import LinkName
 from proxyd.core.messages import Report
 from proxyd.core.policy import BottleneckSettings
@@ -51,8 +53,8 @@ SPLIT_UP = 64
 """The rate is split anew when it has fallen by 1/128 or risen by 1/64."""
 NEED_MOVES = 32
 """... or when what a link can use has moved by 1/32."""
-STALE_NS = 30_000_000
-"""A link that has reported nothing for so long (or half a round trip) isn't waited for."""
+GROWTH = 20
+"""From what one link alone has found several grow by a twentieth per round trip until the line is met."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,7 +82,16 @@ class SharedBottleneck(Bottleneck):
     :param mtu_bytes: of its packets; the least of its links'.
     """
 
-    __slots__ = ("_line", "_split_bytes_per_s", "_window_sum_bytes", "estimator", "parts", "settings", "short")
+    __slots__ = (
+        "_found",
+        "_line",
+        "_split_bytes_per_s",
+        "_window_sum_bytes",
+        "estimator",
+        "parts",
+        "settings",
+        "short",
+    )
 
     def __init__(self, settings: BottleneckSettings, mtu_bytes: int) -> None:
         super().__init__(settings.name, 0)
@@ -94,6 +105,8 @@ class SharedBottleneck(Bottleneck):
         self.parts: dict[LinkName, SharedPart] = {}
         self.short: set[LinkName] = set()
         """Links that were granted nothing because the window was full: to be asked again when it has room."""
+        self._found = False
+        """A link alone has met its limit."""
         self._split_bytes_per_s = 0
         self._window_sum_bytes = 0
 
@@ -112,17 +125,22 @@ class SharedBottleneck(Bottleneck):
 
     # ------------------------------------------------------------------------------------------------------------ rate
 
-    def pace_bytes_per_s(self) -> int:
+    def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted over all links together, payload."""
         pace, cap = self.estimator.pace_bytes_per_s, self._cap_bytes_per_s
+        if self._found and pace > (most := self.estimator.rate_bytes_per_s(now_ns) * (GROWTH + 1) // GROWTH):
+            pace = most
         return max(1, min(pace, cap) if cap else pace)
 
     @property
     def _cap_bytes_per_s(self) -> int:
         return self._line.payload_of(self.settings.cap_bytes_per_s)
 
-    def on_report(self, link: LinkName, report: Report, flow: Flow, rtt_ns: int, now_ns: int) -> bool:
-        """An agent of one of the links reported; ``flow``: what that says of its link, ``rtt_ns``: that link's.
+    def on_report(self, link: LinkName, report: Report, flow: Flow, rtt_ns: int, is_limit: bool, now_ns: int) -> bool:
+        """An agent of one of the links reported; ``flow``: what that says of its link.
+
+        :param rtt_ns: that link's.
+        :param is_limit: it is the limit, as far as its own estimator can tell.
 
         True when queue and losses are this line's, and the link's own estimator should not see them.
         """
@@ -134,9 +152,12 @@ class SharedBottleneck(Bottleneck):
         if not self.live:
             return False
         several = self._several
+        if is_limit and not several:
+            self._found = True
         self.estimator.on_report(report, self._sum(flow, several and flow.demand, now_ns), now_ns)
         if not several or not self.saturated(now_ns):
             return False
+        self._found = False  # now it has met the line itself
         common_ns = min(one.queue_ns for one in self.parts.values() if one.need_bytes_per_s)
         return part.queue_ns <= common_ns + max(NOISE_NS, rtt_ns // NOISE_OF_RTT)
 
@@ -148,7 +169,7 @@ class SharedBottleneck(Bottleneck):
         for part in present:
             total.in_flight_bytes += part.in_flight_bytes * least_ns // part.rtt_ns
             total.missing_bytes += part.missing_bytes * least_ns // part.rtt_ns
-            if now_ns - max(STALE_NS, part.rtt_ns // 2) < part.horizon_ns < total.horizon_ns:
+            if now_ns - max(STALE_READING_NS, part.rtt_ns // 2) < part.horizon_ns < total.horizon_ns:
                 total.horizon_ns = part.horizon_ns
         return total
 
@@ -158,10 +179,12 @@ class SharedBottleneck(Bottleneck):
 
     # ----------------------------------------------------------------------------------------------------------- split
 
-    def wants(self, link: LinkName, need_bytes_per_s: int, stuck_bytes_per_s: int, outstanding_bytes: int) -> bool:
+    def wants(
+        self, link: LinkName, need_bytes_per_s: int, stuck_bytes_per_s: int, outstanding_bytes: int, now_ns: int
+    ) -> bool:
         """What a link could use now; True when the rate was split anew."""
         part = self.parts[link]
-        pace, split = self.pace_bytes_per_s(), self._split_bytes_per_s
+        pace, split = self.pace_bytes_per_s(now_ns), self._split_bytes_per_s
         need = min(need_bytes_per_s, pace)
         if not need and not outstanding_bytes:
             self._set_window(part, 0)

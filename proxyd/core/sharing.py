@@ -73,7 +73,7 @@ class SharedBottlenecks:
             return (link,)
         need, stuck = _need(granter, now_ns)
         # All of them hear of it, so no any().
-        if not sum([line.wants(link, need, stuck, granter.outstanding_bytes) for line in granter.shared]):
+        if not sum([line.wants(link, need, stuck, granter.outstanding_bytes, now_ns) for line in granter.shared]):
             return (link, *self._short(granter)) if any(line.short for line in granter.shared) else (link,)
         down: list[LinkName] = []
         up: list[LinkName] = []
@@ -113,7 +113,7 @@ class SharedBottlenecks:
                     f"{line.name}: its links hold {held} bytes, {line.outstanding_bytes} are counted, "
                     f"the window is {line.window_bytes}"
                 )
-            rate, pace = sum(granter.binding_bytes_per_s(now_ns) for granter in granters), line.pace_bytes_per_s()
+            rate, pace = sum(granter.binding_bytes_per_s(now_ns) for granter in granters), line.pace_bytes_per_s(now_ns)
             wanting = sum(1 for part in line.parts.values() if part.need_bytes_per_s)
             alone = wanting < 2 and line.live and not line.settings.cap_bytes_per_s
             if not alone and rate > pace + pace // TOLERANCE:
@@ -126,7 +126,7 @@ class SharedBottlenecks:
             BottleneckStatus(
                 name=line.name,
                 source=line.estimator.estimate(now_ns).source,
-                pace_bytes_per_s=line.pace_bytes_per_s(),
+                pace_bytes_per_s=line.pace_bytes_per_s(now_ns),
                 granted_bytes_per_s=sum(self._granters[name].binding_bytes_per_s(now_ns) for name in line.parts),
                 window_bytes=line.window_bytes,
                 outstanding_bytes=line.outstanding_bytes,

@@ -1,0 +1,49 @@
+"""What one report of one agent adds to its link's totals (:class:`~proxyd.core.tally.Flow`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxyd.core.lanes import Lane
+from proxyd.core.messages import Report
+from proxyd.core.tally import Flow
+
+STALE_READING_NS = 30_000_000
+"""An agent that has reported nothing for so long is not waited for when the link's rate is reckoned."""
+
+
+def flow_of(
+    lane: Lane, report: Report, lanes: Iterable[Lane], wanted: bool, rtt_ns: int, now_ns: int
+) -> tuple[Flow, int]:
+    """Take a report into its lane; answers what it adds to the link's totals, and the bytes that it settled.
+
+    :param lanes: all that hold something on the link.
+    :param wanted: transfers wait for the link.
+    """
+    account = lane.account
+    flow = Flow(
+        -lane.arrived_bytes,
+        -account.left_bytes,
+        -account.retransmits,
+        since_ns=lane.counted_ns,
+        window_limited=report.limited,
+        control_rtt_ns=lane.control_rtt_ns,
+        demand=wanted,
+    )
+    settled = lane.reported(report, now_ns)
+    flow.delivered_bytes += lane.arrived_bytes
+    flow.sent_bytes += account.left_bytes
+    flow.retransmits += account.retransmits
+    flow.at_ns = flow.horizon_ns = lane.read_at(
+        report.elapsed_ns, bool(flow.delivered_bytes or flow.sent_bytes), now_ns
+    )
+    stale_ns = now_ns - max(STALE_READING_NS, rtt_ns // 2)
+    for other in lanes:
+        if not other.ended:
+            in_flight = other.in_flight_bytes
+            flow.in_flight_bytes += in_flight
+            flow.missing_bytes += in_flight + other.lost_bytes
+            if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
+                flow.horizon_ns = other.counted_ns
+            flow.demand = flow.demand or (other.account.at_host_bytes > 0 and not other.padding)
+    return flow, settled
