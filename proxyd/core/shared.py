@@ -132,6 +132,11 @@ class SharedBottleneck(Bottleneck):
             pace = most
         return max(1, min(pace, cap) if cap else pace)
 
+    def bound_bytes_per_s(self, now_ns: int) -> int:
+        """What holds for the sum over all links now: the pace, or while only one sends over a line that is learned its
+        cap; 0: nothing does."""
+        return self.pace_bytes_per_s(now_ns) if self._several or not self.live else self._cap_bytes_per_s
+
     @property
     def _cap_bytes_per_s(self) -> int:
         return self._line.payload_of(self.settings.cap_bytes_per_s)
@@ -206,12 +211,11 @@ class SharedBottleneck(Bottleneck):
         wanting = [part for part in parts if part.need_bytes_per_s]
         if self.live and len(wanting) < 2:
             # What one link alone finds is the narrower of link and line: only the operator limits it.
-            cap = self._cap_bytes_per_s
-            for part in parts:
-                part.limit_bytes_per_s = cap
-            if not cap:
+            pace = self._cap_bytes_per_s
+            if not pace:
+                for part in parts:
+                    part.limit_bytes_per_s = 0
                 return
-            pace = cap
         left = max(pace - sum(part.stuck_bytes_per_s for part in parts), 1)
         needs = [min(part.need_bytes_per_s, left) for part in wanting]
         shares = fair_shares(left, needs)

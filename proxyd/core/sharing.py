@@ -113,28 +113,31 @@ class SharedBottlenecks:
                     f"{line.name}: its links hold {held} bytes, {line.outstanding_bytes} are counted, "
                     f"the window is {line.window_bytes}"
                 )
-            rate, pace = sum(granter.binding_bytes_per_s(now_ns) for granter in granters), line.pace_bytes_per_s(now_ns)
-            wanting = sum(1 for part in line.parts.values() if part.need_bytes_per_s)
-            alone = wanting < 2 and line.live and not line.settings.cap_bytes_per_s
-            if not alone and rate > pace + pace // TOLERANCE:
-                return f"{line.name}: lanes may send {rate} bytes/s, the pace is {pace}"
+            rate = sum(granter.binding_bytes_per_s(now_ns) for granter in granters)
+            bound = line.bound_bytes_per_s(now_ns)
+            if bound and rate > bound + bound // TOLERANCE:
+                return f"{line.name}: lanes may send {rate} bytes/s, the pace is {bound}"
         return ""
 
     def status(self, now_ns: int) -> tuple[BottleneckStatus, ...]:
         """All of them."""
-        return tuple(
-            BottleneckStatus(
-                name=line.name,
-                source=line.estimator.estimate(now_ns).source,
-                pace_bytes_per_s=line.pace_bytes_per_s(now_ns),
-                granted_bytes_per_s=sum(self._granters[name].binding_bytes_per_s(now_ns) for name in line.parts),
-                window_bytes=line.window_bytes,
-                outstanding_bytes=line.outstanding_bytes,
-                window_violations=line.violations,
-                links=tuple((name, line.parts[name].limit_bytes_per_s) for name in sorted(line.parts)),
+        found: list[BottleneckStatus] = []
+        for line in self.lines:
+            granted = sum(self._granters[name].binding_bytes_per_s(now_ns) for name in line.parts)
+            bound = line.bound_bytes_per_s(now_ns)
+            found.append(
+                BottleneckStatus(
+                    name=line.name,
+                    source=line.estimator.estimate(now_ns).source,
+                    pace_bytes_per_s=bound or max(line.pace_bytes_per_s(now_ns), granted),
+                    granted_bytes_per_s=granted,
+                    window_bytes=line.window_bytes,
+                    outstanding_bytes=line.outstanding_bytes,
+                    window_violations=line.violations,
+                    links=tuple((name, line.parts[name].limit_bytes_per_s) for name in sorted(line.parts)),
+                )
             )
-            for line in self.lines
-        )
+        return tuple(found)
 
 
 def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:
