@@ -285,9 +285,10 @@ class Lane:
         elapsed_ns = now_ns - self._epoch_ns
         if elapsed_ns < 20_000_000 or elapsed_ns < rtt_ns:
             return ""
-        if elapsed_ns * self.rate_bytes_per_s < FEW_CHUNKS * chunk_bytes * NANOS:
-            return ""  # what little a low rate sends goes in lumps
         measured = (self.account.left_bytes - self._epoch_left_bytes) * NANOS // elapsed_ns
+        few = elapsed_ns * self.rate_bytes_per_s < FEW_CHUNKS * chunk_bytes * NANOS
+        if few and measured < DELIVERS * self.rate_bytes_per_s:
+            return ""  # what little a low rate sends goes in lumps: too few of them don't show that it is slow
         limited, last = self._epoch_limited, self._last_rate
         self._epoch_ns = now_ns
         self._epoch_left_bytes = self.account.left_bytes
