@@ -75,7 +75,9 @@ def test_cross_traffic_and_a_policer_leave_less_for_us() -> None:
     )
     result = run_link(policed)
     assert result.ours_share < 0.52
-    assert run_link(dataclasses.replace(policed, hint_bytes_per_s=RATE)).loss > 0.01
+    assert result.loss == 0
+    # From 0.8 to 1.9 % by seed: TCP below the grants backs off. Against none at all, half of the least is clear enough.
+    assert run_link(dataclasses.replace(policed, hint_bytes_per_s=RATE)).loss > 0.004
 
 
 def test_a_download_beside_us_takes_a_share_and_fills_the_buffer() -> None:
