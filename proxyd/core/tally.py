@@ -15,18 +15,18 @@ from itertools import islice
 NANOS = 1_000_000_000
 LEAST_WIDTH_NS = 5_000_000
 """An interval is a report interval: this, or a sixteenth of the round trip."""
-WINDOW_OF_RTT = 5
+WINDOW_OF_RTT = 2
 LEAST_WINDOW_NS = 20_000_000
-"""A rate is measured over a fifth of a round trip, but no less than four report intervals: less would measure when
-reports came."""
+"""A rate is measured over half a round trip, but no less than four report intervals: less would measure when reports
+came. A fifth follows a smooth path faster, and takes every hiccup of a busy host for the link's."""
 KEPT_NS = 2 * NANOS
 LONG_INTERVALS = 4
 """What an agent reports after a longer silence happened within so many intervals before."""
 STALL = 0.2
 STALL_PACKETS = 8
 """Less than this part of the rate within an interval that should hold so many packets is a stall."""
-BURST = 1.1
-"""A rate that is believed isn't further than this above what half a round trip delivered."""
+BURST = 1.03
+"""A rate that is believed isn't further than this above what two thirds of a round trip delivered."""
 DIFFERS = 0.08
 """Delivered and sent rates that are further apart than this say that the link decides ..."""
 DIFFERS_LEAST = 0.03
@@ -165,7 +165,7 @@ class Tally:
 
     def lasting_rate(self, rate: float, count: int, rtt_ns: int) -> float:
         """``rate``, or what of it is more than a burst of acknowledgements."""
-        longer = min(self.complete, max(count, rtt_ns // 2 // self.width_ns))
+        longer = min(self.complete, max(count, rtt_ns * 2 // 3 // self.width_ns))
         return min(rate, BURST * self.delivered_rate(longer))
 
     def begins_ns(self, count: int) -> int:
