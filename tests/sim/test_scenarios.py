@@ -35,6 +35,7 @@ SEEDS = {
     "small_messages": 25,
     "three_sites": 4,
     "three_sites_known": 4,
+    "three_sites_turns": 4,
     "two_way": 20,
 }
 
