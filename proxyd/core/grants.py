@@ -46,6 +46,7 @@ _NO_FLOW = Flow()
 """What a fixed estimate needs to know."""
 REPACE_UP = 128
 """A lane is told a new rate when it falls by more than 1/64, or rises by more than 1/128: probes begin with 1/50."""
+LIFT_RTTS = 4
 RESIZE = 8
 """Sizes follow the estimate when it has moved by 1/8: they are kept still, because chunks are cut by them."""
 
@@ -93,6 +94,8 @@ class LinkGranter:
         self.shared: tuple[SharedBottleneck, ...] = ()
         self.shared_limit_bytes_per_s = 0
         """What the shared lines leave for it; 0: no limit."""
+        self._lift_bytes_per_s = self._lift_ns = 0
+        """A pace below the former counts as that, for some round trips after then."""
         self.planned_bytes_per_s = 0
         """What the senders of the latest plan can use together."""
         self._resize([])
@@ -152,14 +155,25 @@ class LinkGranter:
         self._window_of_lanes.clear()
         self._follow(now_ns)
 
+    def lift(self, rate_bytes_per_s: int, now_ns: int) -> None:
+        """A shared line has carried so much, and is left to this link alone. It begins there, unless it was the limit
+        itself; what is delivered then raises its own estimate."""
+        if not self.estimator.saturated(now_ns, LIFT_RTTS * 2 * self._rtt_ns):
+            self._lift_bytes_per_s, self._lift_ns = rate_bytes_per_s, now_ns
+
+    def own_pace_bytes_per_s(self, now_ns: int) -> int:
+        """What could be granted if the shared lines had room for it."""
+        pace, limit = self.estimator.pace_bytes_per_s, self.limit_bytes_per_s
+        if self._lift_bytes_per_s:
+            if now_ns - self._lift_ns > LIFT_RTTS * self._rtt_ns or self.estimator.saturated_ns > self._lift_ns:
+                self._lift_bytes_per_s = 0
+            pace = max(pace, self._lift_bytes_per_s)
+        return limit if 0 < limit < pace else pace
+
     @property
     def active_lanes(self) -> Iterable[Lane]:
         """Lanes that hold or reserve something."""
         return self._active.values()
-
-    def binding_bytes_per_s(self, now_ns: int) -> int:
-        """Sum of the rates of lanes that are not leaving."""
-        return sum(lane.account.binding_rate(now_ns) for lane in self._active.values() if not lane.leaving)
 
     def set_policy(self, policy: Policy, minute_of_week: int | None, now_ns: int) -> bool:
         """What the operator wants holds from now on, and his limit of that minute; True when that limit is another."""
@@ -178,12 +192,6 @@ class LinkGranter:
         if 0 < self.shared_limit_bytes_per_s < rate:
             rate = self.shared_limit_bytes_per_s
         return self.limit_bytes_per_s if 0 < self.limit_bytes_per_s < rate else rate
-
-    @property
-    def own_pace_bytes_per_s(self) -> int:
-        """What could be granted if the shared lines had room for it."""
-        pace, limit = self.estimator.pace_bytes_per_s, self.limit_bytes_per_s
-        return limit if 0 < limit < pace else pace
 
     def rate_bytes_per_s(self, now_ns: int) -> int:
         """What the bottleneck carries as far as is known, or less where the operator allows less."""
@@ -306,7 +314,7 @@ class LinkGranter:
 
     def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted in all at present."""
-        pace = self._limited(self.estimator.pace_bytes_per_s)
+        pace = self._limited(self.own_pace_bytes_per_s(now_ns))
         return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
 
     def decide(self, now_ns: int) -> list[tuple[int, Grant | Pace]]:
@@ -575,7 +583,7 @@ class LinkGranter:
 
     def _resize(self, plan: list[Share]) -> None:
         """The link's window for those who send: each needs a chunk or two ahead, however slow it is."""
-        pace, now = self.sizes.pace_bytes_per_s, self.estimator.pace_bytes_per_s
+        pace, now = self.sizes.pace_bytes_per_s, max(self.estimator.pace_bytes_per_s, self._lift_bytes_per_s)
         pace = self._limited(pace if pace > now else now)
         control_rtt_ns, chunk_bytes, ahead = self._control_rtt_ns, self.sizes.chunk_bytes, 0
         for share in plan:
@@ -585,7 +593,6 @@ class LinkGranter:
         target = self._lane_window(pace, control_rtt_ns)
         if ahead > 2 * chunk_bytes:
             target += ahead - 2 * chunk_bytes
-        if self.bottlenecks[0].window_bytes != target:
-            self.bottlenecks[0].resize(target)
+        self.bottlenecks[0].resize(target)
         for line in self.shared:
             line.resize_for(self.link, target)

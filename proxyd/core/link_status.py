@@ -8,6 +8,7 @@ from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import REPACE_DOWN, LinkGranter
 from proxyd.core.messages import LinkInfo
 from proxyd.core.shadow import ShadowLink
+from proxyd.core.sharing import binding_bytes_per_s
 
 
 def link_status(
@@ -104,7 +105,7 @@ def link_problem(granter: LinkGranter, now_ns: int) -> str:
             f"{granter.link}: lanes hold {outstanding} bytes, {own.outstanding_bytes} are counted, "
             f"the window is {own.window_bytes}"
         )
-    rate, pace = granter.binding_bytes_per_s(now_ns), granter.pace_bytes_per_s(now_ns)
+    rate, pace = binding_bytes_per_s(granter, now_ns), granter.pace_bytes_per_s(now_ns)
     # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
     if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= granter.settle_until_ns:
         return f"{granter.link}: lanes may send {rate} bytes/s, the pace is {pace}"

@@ -16,15 +16,17 @@ estimator takes the least queue of all reports anyway. ``cap`` limits both.
 
 **Whose queue is it?** While several links want to send and the common queue is what a link sees (within a host's
 noise), this line is the limit: its estimator takes queue and losses, and the link's own one takes neither, or it would
-fall to its part of the line and stay there. A queue that a link sees beyond the common one is its own. While only one
-link sends, nothing can tell the two apart: then the link's estimate follows whatever is narrower, and the line's only
-learns what got through, so the line's is not lowered by what may be the link's. If a link alone has met its limit,
-what it got through is where several begin, and not half as much again, as in a start-up.
+fall to its part of the line and stay there. So it is for the first round trips after others have begun, until their
+sums say something. A queue that a link sees beyond the common one is its own. While only one link sends, nothing can
+tell the two apart: then the link's estimate follows whatever is narrower, and the line's only learns what got through,
+so the line's is not lowered by what may be the link's. If a link alone has met its limit, what it got through is where
+several begin, and not half as much again, as in a start-up.
 
 **Split.** The rate is split among links that want to send, equally, none more than it can use (max-min fairness:
 Bertsekas and Gallager, *Data Networks*, 6.5.2); what all of them leave is added to each, for estimates that grow. One
-link alone is not limited but by capacity or cap. When a link begins, the others are told to shrink first, then it is
-granted its part; what agents with a lost session may still be sending is taken off beforehand.
+link alone is not limited but by capacity or cap; and if it was no limit itself of late, it begins at what the line has
+carried for all of them, instead of finding that again. When a link begins, the others are told to shrink first, then it
+is granted its part; what agents with a lost session may still be sending is taken off beforehand.
 
 A link that crosses two such lines (the egress of one site and the ingress of another) gets the lesser of its two parts.
 What it leaves of the greater one is offered to nobody else.
@@ -53,6 +55,8 @@ SPLIT_UP = 64
 """The rate is split anew when it has fallen by 1/128 or risen by 1/64."""
 NEED_MOVES = 32
 """... or when what a link can use has moved by 1/32."""
+BEGIN_RTTS = 3
+"""So long a line's own sums say little after several have begun."""
 GROWTH = 20
 """From what one link alone has found several grow by a twentieth per round trip until the line is met."""
 
@@ -83,6 +87,7 @@ class SharedBottleneck(Bottleneck):
     """
 
     __slots__ = (
+        "_began_ns",
         "_found",
         "_line",
         "_split_bytes_per_s",
@@ -105,6 +110,8 @@ class SharedBottleneck(Bottleneck):
         self.parts: dict[LinkName, SharedPart] = {}
         self.short: set[LinkName] = set()
         """Links that were granted nothing because the window was full: to be asked again when it has room."""
+        self._began_ns = -1
+        """Since when several want to send; -1: they don't."""
         self._found = False
         """A link alone has met its limit."""
         self._split_bytes_per_s = 0
@@ -157,12 +164,17 @@ class SharedBottleneck(Bottleneck):
         if not self.live:
             return False
         several = self._several
-        if is_limit and not several:
-            self._found = True
+        if not several:
+            self._found, self._began_ns = self._found or is_limit, -1
+        elif self._began_ns < 0:
+            self._began_ns = now_ns
         self.estimator.on_report(report, self._sum(flow, several and flow.demand, now_ns), now_ns)
-        if not several or not self.saturated(now_ns):
+        if not several:
             return False
-        self._found = False  # now it has met the line itself
+        if self.saturated(now_ns):
+            self._found = False  # now it has met the line itself
+        elif now_ns - self._began_ns > BEGIN_RTTS * rtt_ns:
+            return False
         common_ns = min(one.queue_ns for one in self.parts.values() if one.need_bytes_per_s)
         return part.queue_ns <= common_ns + max(NOISE_NS, rtt_ns // NOISE_OF_RTT)
 

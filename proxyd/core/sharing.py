@@ -83,6 +83,9 @@ class SharedBottlenecks:
             limit = min((rate for line in other.shared if (rate := line.parts[name].limit_bytes_per_s)), default=0)
             if limit != before:
                 other.set_shared_limit(limit, now_ns)
+                if before and not limit:
+                    carried = min(line.estimator.rate_bytes_per_s(now_ns) for line in other.shared if line.live)
+                    other.lift(carried, now_ns)
                 if name != link:
                     (down if limit and (not before or limit < before) else up).append(name)
         return (*down, link, *up, *(name for name in self._short(granter) if name not in up))
@@ -113,7 +116,7 @@ class SharedBottlenecks:
                     f"{line.name}: its links hold {held} bytes, {line.outstanding_bytes} are counted, "
                     f"the window is {line.window_bytes}"
                 )
-            rate = sum(granter.binding_bytes_per_s(now_ns) for granter in granters)
+            rate = sum(binding_bytes_per_s(granter, now_ns) for granter in granters)
             bound = line.bound_bytes_per_s(now_ns)
             if bound and rate > bound + bound // TOLERANCE:
                 return f"{line.name}: lanes may send {rate} bytes/s, the pace is {bound}"
@@ -123,7 +126,7 @@ class SharedBottlenecks:
         """All of them."""
         found: list[BottleneckStatus] = []
         for line in self.lines:
-            granted = sum(self._granters[name].binding_bytes_per_s(now_ns) for name in line.parts)
+            granted = sum(binding_bytes_per_s(self._granters[name], now_ns) for name in line.parts)
             bound = line.bound_bytes_per_s(now_ns)
             found.append(
                 BottleneckStatus(
@@ -140,6 +143,11 @@ class SharedBottlenecks:
         return tuple(found)
 
 
+def binding_bytes_per_s(granter: LinkGranter, now_ns: int) -> int:
+    """Sum of the rates of a link's lanes that are not leaving."""
+    return sum(lane.account.binding_rate(now_ns) for lane in granter.active_lanes if not lane.leaving)
+
+
 def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:
     """(what a link could use now, what agents that can't be told anything may be sending on it)."""
     stuck = tail = 0
@@ -151,7 +159,7 @@ def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:
     queue = granter.queue
     if not queue.count:
         return tail, stuck
-    own = granter.own_pace_bytes_per_s
+    own = granter.own_pace_bytes_per_s(now_ns)
     padding = queue.account(PADDING_JOB)
     if padding is not None and padding.count == queue.count:
         return max(tail, own // PADDING_PART), stuck

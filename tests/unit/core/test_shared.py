@@ -102,9 +102,9 @@ def test_the_window_is_what_links_need_and_a_quarter_more() -> None:
     one.settle(900_000)
     one.resize_for(AB, 400_000)
     assert one.window_bytes == 500_000
-    assert not one.violations
+    before = one.violations
     one.take(1)
-    assert one.violations == 1
+    assert (before, one.violations) == (0, 1)
 
 
 def feed(one: SharedBottleneck, queues_ns: dict[LinkName, int], rtts: int, begin_ns: int = 0) -> dict[LinkName, bool]:
@@ -135,6 +135,14 @@ def test_without_a_common_queue_each_link_answers_for_itself() -> None:
     for link in (AB, AC):
         one.wants(link, 10 * RATE, 0, 0, 0)
     assert feed(one, {AB: 0, AC: 20 * MS}, 12) == {AB: False, AC: False}
+
+
+def test_when_several_have_just_begun_a_common_queue_is_the_lines() -> None:
+    one = line(0)
+    for link in (AB, AC):
+        one.wants(link, 10 * RATE, 0, 0, 0)
+    assert feed(one, {AB: MS, AC: MS}, 1) == {AB: True, AC: True}
+    assert feed(one, {AB: 0, AC: 0}, 6, RTT_NS) == {AB: False, AC: False}
 
 
 def test_one_alone_answers_for_itself() -> None:
