@@ -384,7 +384,7 @@ class LinkEstimator:
         if flow.missing_bytes * NANOS < FULL_PIPE * self._rate * rtt_ns:
             # Who fills the pipe so little, isn't held back by its narrow end: a link that became slower has more in it.
             queued = False
-        if self._starting and queued and not (strong and rate > STARTUP_USED * self.pace_bytes_per_s):
+        if self._starting and queued and not (strong and decides and rate > STARTUP_USED * self.pace_bytes_per_s):
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:

@@ -1,0 +1,134 @@
+"""A link as a fluid, and one sender that obeys the estimator's pace: what the estimator is tested against.
+
+No TCP and no grants: delivered bytes, bytes in flight, losses and round trips as perfect reports would tell them, 5 ms
+apart, a millisecond old. So what a test sees is the estimator's doing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from proxyd.core.bandwidth import LinkEstimator, LinkSettings
+from proxyd.core.ids import LinkName
+from proxyd.core.messages import Report
+from proxyd.core.tally import Flow
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+LINK = LinkName("a", "b")
+PACKET = 8948
+STEP_NS = MS // 2
+REPORT_NS = 5 * MS
+CONTROL_NS = MS
+
+
+class FluidLink:
+    """One bottleneck. ``rate(time_ns)``: payload bytes/s; ``demand(time_ns)``: the most that is offered, bytes/s."""
+
+    def __init__(
+        self,
+        rate: Callable[[int], float],
+        *,
+        rtt_ns: int = 60 * MS,
+        buffer_bytes: float = 3_000_000,
+        settings: LinkSettings | None = None,
+        demand: Callable[[int], float] = lambda _: float("inf"),
+        bucket: tuple[float, float] | None = None,
+        noise: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.rate, self.demand, self.rtt_ns, self.buffer_bytes, self.noise = rate, demand, rtt_ns, buffer_bytes, noise
+        self.estimator = LinkEstimator(settings or LinkSettings(LINK, mtu_bytes=9000, live=True))
+        self.now_ns = 0
+        self.queue_bytes = self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
+        self.queues: list[float] = []
+        self.estimates: list[int] = []
+        self._bucket = bucket
+        self._tokens = bucket[1] if bucket else 0.0
+        self._acks: deque[tuple[int, float, float, int]] = deque()
+        self._sent = self._arrived = self._known_lost = 0.0
+        self._srtt_ns = rtt_ns
+        self._pace = float(self.estimator.pace_bytes_per_s)
+        self._paces: deque[tuple[int, float]] = deque()
+        self._told = (0.0, 0.0, 0, 0)
+
+    def run(self, for_ns: int) -> None:
+        """Let time pass; figures count from here on."""
+        self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
+        self.queues.clear()
+        self.estimates.clear()
+        end_ns = self.now_ns + for_ns
+        while self.now_ns < end_ns:
+            self._step()
+
+    def _step(self) -> None:
+        now_ns = self.now_ns = self.now_ns + STEP_NS
+        while self._paces and self._paces[0][0] <= now_ns:
+            self._pace = self._paces.popleft()[1]
+        seconds = STEP_NS / SECOND
+        offered = min(self._pace, self.demand(now_ns)) * seconds
+        could = self.rate(now_ns) * seconds
+        lost = 0.0
+        if self._bucket is not None:
+            self._tokens = min(self._bucket[1], self._tokens + self._bucket[0] * seconds)
+            lost = max(0.0, offered - self._tokens)
+            self._tokens -= offered - lost
+        self.queue_bytes += offered - lost
+        served = min(self.queue_bytes, could)
+        self.queue_bytes -= served
+        dropped = max(0.0, self.queue_bytes - self.buffer_bytes)
+        self.queue_bytes -= dropped
+        lost += dropped
+        self._sent += offered
+        self.offered_bytes += offered
+        self.lost_bytes += lost
+        self.carried_bytes += served
+        self.could_bytes += could
+        waits_ns = int(self.queue_bytes / max(self.rate(now_ns), 1.0) * SECOND)
+        self._acks.append((now_ns + self.rtt_ns, served, lost, self.rtt_ns + waits_ns))
+        while self._acks and self._acks[0][0] <= now_ns:
+            _, arrived, gone, rtt_ns = self._acks.popleft()
+            self._arrived += arrived
+            self._known_lost += gone
+            self._srtt_ns += (rtt_ns - self._srtt_ns) // 8
+        if now_ns % REPORT_NS == 0:
+            self.queues.append(self.queue_bytes)
+            self.estimates.append(self.estimator.rate_bytes_per_s(now_ns))
+            self._report(now_ns + CONTROL_NS // 2)
+
+    def _report(self, now_ns: int) -> None:
+        arrived, sent, packets, since_ns = self._told
+        lost = int(self._known_lost / PACKET)
+        in_flight = int(self._sent - self._arrived - self._known_lost)
+        self._told = (self._arrived, self._sent, lost, now_ns)
+        if self._sent == sent and self._arrived == arrived and in_flight <= 0:
+            return  # agents report changes
+        flow = Flow(
+            delivered_bytes=int(self._arrived - arrived),
+            sent_bytes=int(self._sent - sent),
+            retransmits=lost - packets,
+            since_ns=since_ns,
+            at_ns=now_ns,
+            horizon_ns=now_ns,
+            in_flight_bytes=in_flight,
+            missing_bytes=in_flight,
+            demand=self.demand(now_ns) > self._pace,
+            control_rtt_ns=CONTROL_NS,
+        )
+        report = Report(LINK, 0, 0, 0, 0, 0, 0, 0, self._srtt_ns + self.noise(), self.rtt_ns, 0, 0, False)
+        self.estimator.on_report(report, flow, now_ns)
+        self._paces.append((now_ns + CONTROL_NS // 2, float(self.estimator.pace_bytes_per_s)))
+
+    @property
+    def used(self) -> float:
+        """Of what could be carried."""
+        return self.carried_bytes / self.could_bytes
+
+    @property
+    def loss(self) -> float:
+        """Of what was offered."""
+        return self.lost_bytes / self.offered_bytes
+
+    def queue_p99_bytes(self) -> float:
+        """Over time."""
+        return sorted(self.queues)[len(self.queues) * 99 // 100]
