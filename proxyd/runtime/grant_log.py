@@ -11,8 +11,8 @@ Times are monotonic nanoseconds since the machine's first event; the header says
 
 A machine is a pure function of its events, so feeding them to a fresh one gives the same effects: the first part of a
 life replays from nothing. Later parts hold the machine's state as it was when they were begun (a *checkpoint*), so that
-old parts may be deleted. A checkpoint is a pickle, read by an unpickler that makes nothing but classes of the core and
-plain containers; it belongs to one version of proxyd and is not read by another.
+old parts may be deleted. A checkpoint is plain JSON too (:mod:`proxyd.runtime.snapshot`): nothing of it is ever run. It
+belongs to one version of proxyd and is not read by another.
 
 A process that is killed leaves a torn last line. That is expected and is skipped; a line that is broken elsewhere ends
 the reading of its part.
@@ -20,16 +20,11 @@ the reading of its part.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import collections
 import dataclasses
 import io
 import json
-import pickle
-import types
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +34,13 @@ from proxyd.core.effects import CoordinatorEffect
 from proxyd.core.errors import OperatorError
 from proxyd.core.events import CoordinatorEvent, TimePassed
 from proxyd.runtime.plain import Plain, PlainError
+from proxyd.runtime.snapshot import SnapshotError, make, take
 
 FORMAT = 1
 MAX_LINE_BYTES = 256 << 20
 _CONFIG = CoordinatorConfig
 _EFFECTS = tuple[CoordinatorEffect, ...]
+log = logging.getLogger("proxyd.coordinator")
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -149,7 +146,8 @@ class Header:
     start_ns: int
     wall_ns: int
     config: CoordinatorConfig
-    checkpoint: str | None
+    checkpoint: Any
+    """What :func:`thaw` reads; None: there is none."""
     fields: dict[str, list[str]]
 
     def machine(self) -> CoordinatorMachine:
@@ -250,17 +248,16 @@ def open_log(path: Path) -> list[Part]:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def freeze(machine: CoordinatorMachine) -> str | None:
-    """A machine's whole state as text; None when it holds something that can't be kept."""
-    out = io.BytesIO()
+def freeze(machine: CoordinatorMachine) -> dict[str, Any] | None:
+    """A machine's whole state as plain values; None when it holds something that can't be kept."""
     try:
-        _CorePickler(out, protocol=5).dump(machine)
-    except (pickle.PicklingError, TypeError, AttributeError):
+        return take(machine)
+    except SnapshotError as error:
+        log.warning("grant log: no checkpoint: %s; this part can't be replayed without the one before", error)
         return None
-    return base64.b64encode(zlib.compress(out.getvalue(), 1)).decode()
 
 
-def thaw(text: str, version: str) -> CoordinatorMachine:
+def thaw(checkpoint: Any, version: str) -> CoordinatorMachine:
     """Inverse of :func:`freeze`. Raises GrantLogError."""
     if version != __version__:
         raise GrantLogError(
@@ -268,50 +265,9 @@ def thaw(text: str, version: str) -> CoordinatorMachine:
             next_step="Replay it with that version; `proxyd why --log` reads the messages all the same",
         )
     try:
-        machine = _CoreUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(text)))).load()
-    except (pickle.UnpicklingError, zlib.error, binascii.Error, AttributeError, TypeError, ValueError, EOFError) as e:
-        raise GrantLogError("the log's checkpoint can't be read", why=str(e)) from e
+        machine = make(checkpoint)
+    except SnapshotError as error:
+        raise GrantLogError("the log's checkpoint can't be read", why=str(error)) from error
     if not isinstance(machine, CoordinatorMachine):
         raise GrantLogError(f"the log's checkpoint holds a {type(machine).__name__}, not a machine")
     return machine
-
-
-def read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """What a mapping proxy comes back as: pickle has no form of its own for it."""
-    return types.MappingProxyType(values)
-
-
-def method_of(owner: Any, name: str) -> Any:
-    """What a bound method comes back as. Only methods of the core's own classes, by their names in the class."""
-    found = vars(type(owner)).get(name)
-    if not type(owner).__module__.startswith("proxyd.core.") or not isinstance(found, types.FunctionType):
-        raise pickle.UnpicklingError(f"{type(owner).__name__}.{name} is no method of the core")
-    return types.MethodType(found, owner)
-
-
-class _CorePickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.MappingProxyType):
-            return read_only, (dict(value),)
-        if isinstance(value, types.MethodType):
-            return method_of, (value.__self__, value.__name__)
-        return NotImplemented
-
-
-_CONTAINERS: dict[tuple[str, str], Any] = {
-    ("collections", name): getattr(collections, name) for name in ("deque", "OrderedDict", "defaultdict", "Counter")
-} | {("builtins", name): kind for name, kind in (("set", set), ("frozenset", frozenset), ("list", list))}
-_CONTAINERS |= {(__name__, one.__name__): one for one in (read_only, method_of)}
-
-
-class _CoreUnpickler(pickle.Unpickler):
-    """Makes classes of the core, and nothing that could run code of somebody else's choice."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _CONTAINERS:
-            return _CONTAINERS[module, name]
-        if module.startswith(("proxyd.core.", "proxyd.wire.")) and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
-        raise pickle.UnpicklingError(f"a checkpoint holds no {module}.{name}")
