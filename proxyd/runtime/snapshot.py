@@ -7,11 +7,11 @@ it stands its number, as a list of one (``[17]``). Numbers, texts, booleans and 
 list that begins with its kind::
 
     ["list", values]   ["tuple", values]   ["set", values]   ["frozenset", values]   ["bytes", hex]
-    ["deque", longest, values]             ["dict" | "ordered" | "mapping", key, value, key, value, ...]
+    ["deque", longest, values]             ["dict" | "ordered" | "mapping", keys, values]
     ["enum", class, name]                  ["named", class, values]                  ["class", class]
-    ["method", owner, name]                ["object", class, place, value, place, value, ...]
+    ["method", owner, name]                ["object", layout, values]
 
-Classes are numbers in a list of ``module:name``; places are numbers in a list of attribute names.
+Classes are numbers in a list of ``module:name``; layouts are numbers in a list of a class and its attributes' names.
 
 **Nothing runs while it is read.** Only classes that stand in modules of :mod:`proxyd.core` and :mod:`proxyd.wire` are
 made, by ``object.__new__``; their attributes are put in place without any constructor, property or hook; methods are
@@ -28,6 +28,7 @@ import collections
 import enum
 import functools
 import importlib
+import operator
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -74,20 +75,29 @@ def take(root: object) -> dict[str, Any]:
 
 
 class _Writer:
+    """Works through the objects in the order in which they were found. A coordinator waits for it: 3 us an object."""
+
     def __init__(self) -> None:
         self._objects: list[Any] = []
         """By number. Also keeps them, so that no two have one ``id``."""
         self._numbers: dict[int, int] = {}
         self._classes: dict[type, int] = {}
-        self._places: dict[str, int] = {}
+        self._layouts: dict[tuple[type, tuple[str, ...]], int] = {}
+        self._ways: dict[type, Callable[[Any], list[Any]]] = {}
 
     def write(self, root: object) -> dict[str, Any]:
         self._value(root)
         nodes: list[list[Any]] = []
-        while len(nodes) < len(self._objects):
-            nodes.append(self._node(self._objects[len(nodes)]))
+        ways = self._ways
+        for value in self._objects:  # it grows meanwhile
+            kind = type(value)
+            way = ways.get(kind)
+            if way is None:
+                way = ways[kind] = self._way(value, kind)
+            nodes.append(way(value))
+        layouts = [[self._class(kind), [*names]] for kind, names in self._layouts]
         classes = [f"{kind.__module__}:{kind.__name__}" for kind in self._classes]
-        return {"classes": classes, "places": [*self._places], "nodes": nodes}
+        return {"classes": classes, "layouts": layouts, "nodes": nodes}
 
     def _value(self, value: Any) -> Any:
         if type(value) in _PLAIN:
@@ -99,47 +109,63 @@ class _Writer:
             self._objects.append(value)
         return (number,)
 
+    def _values(self, values: Iterable[Any]) -> list[Any]:
+        plain, put = _PLAIN, self._value
+        return [one if type(one) in plain else put(one) for one in values]
+
     def _class(self, kind: type) -> int:
         if not _is_core(kind):
             raise SnapshotError(f"a {kind.__module__}.{kind.__qualname__} has no plain form")
         return self._classes.setdefault(kind, len(self._classes))
 
-    def _node(self, value: Any) -> list[Any]:
-        kind = type(value)
-        put = self._value
+    def _way(self, value: Any, kind: type) -> Callable[[Any], list[Any]]:
+        """How values of a type become nodes."""
+        values = self._values
         if kind in _SEQUENCES:
-            return [_SEQUENCES[kind], [put(one) for one in value]]
+            name = _SEQUENCES[kind]
+            return lambda one: [name, values(one)]
         if kind in _MAPPINGS:
-            node: list[Any] = [_MAPPINGS[kind]]
-            for key, one in value.items():
-                node += (put(key), put(one))
-            return node
+            name = _MAPPINGS[kind]
+            return lambda one: [name, values(one.keys()), values(one.values())]
         if kind is collections.deque:
-            return ["deque", value.maxlen, [put(one) for one in value]]
+            return lambda one: ["deque", one.maxlen, values(one)]
         if kind is bytes:
-            return ["bytes", value.hex()]
+            return lambda one: ["bytes", one.hex()]
         if kind is types.MethodType:
-            return ["method", put(value.__self__), value.__name__]
+            return lambda one: ["method", self._value(one.__self__), one.__name__]
         if isinstance(value, type):
-            return ["class", self._class(value)]
+            return lambda one: ["class", self._class(one)]
         number = self._class(kind)
         if isinstance(value, enum.Enum):
-            return ["enum", number, value.name]
+            return lambda one: ["enum", number, one.name]
         if isinstance(value, tuple):
-            return ["named", number, [put(one) for one in value]]
+            return lambda one: ["named", number, values(one)]
         if isinstance(value, (list, dict, set, frozenset, int, str, float, bytes, BaseException)):
             raise SnapshotError(f"a {kind.__name__} is more than its attributes")
-        return self._object(value, kind, number)
+        return self._object_way(kind)
 
-    def _object(self, value: Any, kind: type, number: int) -> list[Any]:
-        node = ["object", number]
-        places = self._places
-        slots = [name for name in _slots(kind) if hasattr(value, name)]
-        for name in slots:
-            node += (places.setdefault(name, len(places)), self._value(getattr(value, name)))
-        for name, one in getattr(value, "__dict__", {}).items():
-            node += (places.setdefault(name, len(places)), self._value(one))
-        return node
+    def _object_way(self, kind: type) -> Callable[[Any], list[Any]]:
+        slots, values = _slots(kind), self._values
+
+        def by_name(value: Any) -> list[Any]:
+            found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+            found |= getattr(value, "__dict__", {})
+            return ["object", self._layout(kind, (*found,)), values(found.values())]
+
+        if kind.__dictoffset__ or len(slots) < 2:
+            return by_name
+        layout, get = self._layout(kind, slots), operator.attrgetter(*slots)
+
+        def quick(value: Any) -> list[Any]:
+            try:
+                return ["object", layout, values(get(value))]
+            except AttributeError:
+                return by_name(value)  # a slot is empty
+
+        return quick
+
+    def _layout(self, kind: type, names: tuple[str, ...]) -> int:
+        return self._layouts.setdefault((kind, names), len(self._layouts))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -156,7 +182,7 @@ def make(taken: Any) -> Any:
 class _Reader:
     def __init__(self, taken: Any) -> None:
         self._classes = [_find(name) for name in taken["classes"]]
-        self._places: list[str] = [str(name) for name in taken["places"]]
+        self._layouts = [(self._classes[number], [str(name) for name in names]) for number, names in taken["layouts"]]
         self._nodes: list[list[Any]] = taken["nodes"]
         self._made: dict[int, Any] = {}
         self._making: set[int] = set()
@@ -193,35 +219,35 @@ class _Reader:
             return made
         if kind in ("dict", "ordered", "mapping"):
             mapping: dict[Any, Any] = collections.OrderedDict() if kind == "ordered" else {}
-            self._fill.append(lambda: mapping.update((get(key), get(one)) for key, one in _pairs(rest)))
+            self._fill.append(lambda: mapping.update(zip(map(get, rest[0]), map(get, rest[1]), strict=True)))
             return types.MappingProxyType(mapping) if kind == "mapping" else mapping
         if kind == "bytes":
             return bytes.fromhex(rest[0])
         if kind == "method":
             return _method(get(rest[0]), rest[1])
-        if kind not in ("class", "enum", "named", "object"):
+        if kind == "object":
+            of, names = self._layouts[rest[0]]
+            return self._object(of, names, rest[1])
+        if kind not in ("class", "enum", "named"):
             raise SnapshotError(f"there are no nodes of kind {str(kind)[:40]}")
         of = self._classes[rest[0]]
         if kind == "class":
             return of
         if kind == "enum":
             return self._subclass(of, enum.Enum)[rest[1]]
-        if kind == "named":
-            return tuple.__new__(self._subclass(of, tuple), [get(one) for one in rest[1]])
-        return self._object(of, rest[1:])
+        return tuple.__new__(self._subclass(of, tuple), [get(one) for one in rest[1]])
 
     def _subclass(self, of: type, kind: type) -> Any:
         if not issubclass(of, kind):
             raise SnapshotError(f"{of.__name__} is no {kind.__name__}")
         return of
 
-    def _object(self, of: type, parts: list[Any]) -> Any:
+    def _object(self, of: type, names: list[str], values: list[Any]) -> Any:
         made: Any = object.__new__(of)
 
         def fill() -> None:
             slots = _slots(of)
-            for place, one in _pairs(parts):
-                name, value = self._places[place], self._get(one)
+            for name, value in zip(names, map(self._get, values), strict=True):
                 if name in slots:
                     object.__setattr__(made, name, value)
                 else:
@@ -232,10 +258,6 @@ class _Reader:
         else:
             self._fill.append(fill)
         return made
-
-
-def _pairs(parts: list[Any]) -> Iterable[tuple[Any, Any]]:
-    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def _find(name: str) -> type:

@@ -90,7 +90,7 @@ def test_what_is_not_the_core_s_has_no_form(value: object) -> None:
 
 
 def graph(*nodes: list[Any], classes: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"classes": [*classes], "places": ["src_site", "__class__", "__dict__"], "nodes": [*nodes]}
+    return {"classes": [*classes], "layouts": [[0, ["__class__"]]] if classes else [], "nodes": [*nodes]}
 
 
 LINK_NAME = "proxyd.core.ids:LinkName"
@@ -108,8 +108,8 @@ LINK_NAME = "proxyd.core.ids:LinkName"
         (graph(["list", []], classes=("proxyd.core.not_there:X",)), "No module"),
         (graph(["method", [1], "append"], ["list", []]), "no method of the core"),
         (graph(["method", [1], "__class__"], ["named", 0, ["a", "b"]], classes=(LINK_NAME,)), "no method of the core"),
-        (graph(["object", 0, 1, "a"], classes=(LINK_NAME,)), "not a graph"),
-        (graph(["object", 0, 1, "a"], classes=("proxyd.core.window:Account",)), "not a graph"),
+        (graph(["object", 0, ["a"]], classes=(LINK_NAME,)), "not a graph"),
+        (graph(["object", 0, ["a"]], classes=("proxyd.core.window:Account",)), "not a graph"),
         (graph(["enum", 0, "x"], classes=(LINK_NAME,)), "is no Enum"),
         (graph(["named", 0, []], classes=("proxyd.core.units:Unit",)), "no class"),
         (graph(["tuple", [[0]]]), "without itself"),
