@@ -113,9 +113,12 @@ def test_case_5_light_use_does_not_drag_the_estimate_down(make_wan: MakeWan, sta
     sender, receiver = net.pair()
     numbers = iter(range(1, 10_000))
     with Watch(net.cluster.coordinator_socket, ("a", "b"), 0.05) as watch:
-        for _ in range(5):
+        for number in range(5):
+            if number == 3:
+                steady = len(watch.looks)
             move(sender, receiver, 20_000_000, next(numbers))
-        saturated = watch.looks[-1].estimate_bytes_per_s
+        # The median of the last two seconds: a single look may fall into a probe.
+        saturated = statistics.median(look.estimate_bytes_per_s for look in watch.looks[steady:])
         assert watch.looks[-1].source == "estimated"
         assert 0.8 * RATE < wire(saturated) < 1.1 * RATE, f"{wire(saturated) / MBIT:.0f} Mbit/s of 200"
 

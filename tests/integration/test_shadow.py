@@ -13,7 +13,7 @@ ROUNDS = 5
 
 
 def test_it_moves_every_byte_without_a_grant_and_judges_every_transfer() -> None:
-    # Believed: a live estimate would find out that loopback is no such link. Live in shadow mode: tests/sim/test_shadow.py.
+    # Believed: a live estimate would find out that loopback is no such link (tests/sim/test_shadow.py has live ones).
     figures = LinkFigures(capacity="1Gbit", rtt="2ms", buffer="1bdp", estimate="fixed")
     links = {("a", "b"): figures, ("b", "a"): figures}
     with Cluster({"a": 2, "b": 1}, links=links, coordinator={"mode": "observe"}) as cluster:
