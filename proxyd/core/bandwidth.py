@@ -94,6 +94,7 @@ PLATEAU_ROUNDS = 3
 QUEUE_STRONG_NS = 3_000_000
 QUEUE_STRONG_OF_RTT = 16
 """A queue beyond both is no host's noise."""
+SHORT = 4
 FULL_PIPE = 0.5
 WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
@@ -393,7 +394,9 @@ class LinkEstimator:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
             if queued and not lossy and not self._starting:
-                self._rate = min(rate, self._rate)
+                # Where there is no doubt, what the last few reports say is closer than half a round trip's mean.
+                latest = tally.delivered_rate(SHORT) if strong and decides else rate
+                self._rate = min(rate, latest, self._rate)
             # No dip is deeper within a round trip; a window that hardly holds a report may look so.
             self._rate = max(self._rate, self._weak_rate * DIP)
             if self._starting and full:
