@@ -42,7 +42,7 @@ def record(run: Run, path: Path) -> int:
     return events
 
 
-@pytest.mark.parametrize("name", ["mixed_classes", "busy_hosts", "cancellations", "agent_dies"])
+@pytest.mark.parametrize("name", ["mixed_classes", "busy_hosts", "cancellations", "agent_dies", "three_sites"])
 def test_a_simulated_run_replays(name: str, tmp_path: Path) -> None:
     events = record(Run(load_scenario(SCENARIOS / f"{name}.toml"), 3), tmp_path / "log")
     result = replay(open_log(tmp_path / "log"))

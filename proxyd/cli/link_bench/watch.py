@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -35,17 +36,27 @@ class Look:
 
 
 class Watch:
-    """A thread that asks every ``interval_s`` until it is closed. Raises RemoteError if nobody answers at first."""
+    """A thread that asks every ``interval_s`` until it is closed. Raises RemoteError if nobody answers at first.
 
-    def __init__(self, coordinator: str, link: tuple[str, str], interval_s: float = INTERVAL_S) -> None:
+    :param beside: links that are looked at in the same instants.
+    """
+
+    def __init__(
+        self,
+        coordinator: str,
+        link: tuple[str, str],
+        interval_s: float = INTERVAL_S,
+        *,
+        beside: Sequence[tuple[str, str]] = (),
+    ) -> None:
         import grpc
 
         from proxyd.runtime.grpc_options import channel_options
         from proxyd.v1 import admin_pb2, coordination_pb2
         from proxyd.v1.admin_pb2_grpc import AdminStub
 
-        name = coordination_pb2.LinkName(src_site=link[0], dst_site=link[1])
-        self._request = admin_pb2.LinksRequest(links=[name])
+        names = [coordination_pb2.LinkName(src_site=one[0], dst_site=one[1]) for one in (link, *beside)]
+        self._request = admin_pb2.LinksRequest(links=names)
         self._channel = grpc.insecure_channel(coordinator, options=channel_options())
         self._stub: Any = AdminStub(self._channel)
         self._error = grpc.RpcError

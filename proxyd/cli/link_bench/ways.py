@@ -32,8 +32,6 @@ CONTROL_RATE_BYTES_PER_S = 125_000_000
 URGENT_PAUSE_S = 0.1
 URGENT_WARMUP = 3
 """Messages that open the urgent sender's TCP window, in no figure."""
-NEAR_NS = 50_000_000
-"""Two coordinators' links are never looked at in the same instant."""
 WEIGHED_NS = 10 * NS_PER_S
 WEIGHED_MESSAGE_BYTES = 512 << 10
 WEIGHED_DEPTH = 16
@@ -151,12 +149,12 @@ class Ways:
         traffic = self._ending.enter_context(ProxydTraffic(self.net, scenario, self.cluster, link, **options))
         return Stream(self.net, link, traffic, Backlog(traffic, scenario.senders, scenario.depth))
 
-    def watch(self, link: tuple[str, str]) -> Watch:
-        """Of the coordinator that owns the link."""
+    def watch(self, link: tuple[str, str], *beside: tuple[str, str]) -> Watch:
+        """Of the coordinator that owns the link; ``beside``: other links of it, in the same instants."""
         owners = [
             one for one in self.cluster.coordinators.values() if f"{link[0]}->*" in one.owns or "*->*" in one.owns
         ]
-        return self._ending.enter_context(Watch(owners[0].socket, link))
+        return self._ending.enter_context(Watch(owners[0].socket, link, beside=beside))
 
 
 @dataclass
@@ -295,7 +293,7 @@ def three_sites(scenario: WaysScenario) -> dict[str, Any]:
     fields = {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
     three = ThreeSites(**fields)
     with Ways(three, BESIDE, three.told_of_egress) as ways:
-        watches = [ways.watch(link) for link in (FORWARD, ASIDE)]
+        watch = ways.watch(FORWARD, ASIDE)
         streams = [ways.stream(link, first_host=n * three.senders) for n, link in enumerate((FORWARD, ASIDE))]
         warm_ns = max(stream.backlog.start() for stream in streams) + three.settle_ns
         end_ns = warm_ns + int(three.seconds * NS_PER_S)
@@ -304,7 +302,7 @@ def three_sites(scenario: WaysScenario) -> dict[str, Any]:
         at_once([stream.backlog.drain for stream in streams])
         for stream in streams:
             stream.finish()
-    granted = granted_together([watch.looks for watch in watches], warm_ns, end_ns)
+    granted = granted_together(watch.looks, warm_ns, end_ns)
     payload = three.payload_rate_bytes_per_s()
     p99 = history.queue_quantiles([0.99], warm_ns, end_ns)[0]
     return {
@@ -316,19 +314,13 @@ def three_sites(scenario: WaysScenario) -> dict[str, Any]:
     }
 
 
-def granted_together(looks: Sequence[Sequence[Look]], start_ns: int, end_ns: int) -> list[int]:
-    """The sum of what several links are granted, at each look at the first of them; the others' latest by then."""
-    first, *rest = looks
-    found = []
-    for look in first:
-        if not start_ns <= look.time_ns <= end_ns:
-            continue
-        total = look.granted_bytes_per_s
-        for others in rest:
-            latest = [other for other in others if other.time_ns <= look.time_ns + NEAR_NS]
-            total += latest[-1].granted_bytes_per_s if latest else 0
-        found.append(total)
-    return found
+def granted_together(looks: Sequence[Look], start_ns: int, end_ns: int) -> list[int]:
+    """The sums of what links are granted that were looked at in the same instants."""
+    sums: dict[int, int] = {}
+    for look in looks:
+        if start_ns <= look.time_ns <= end_ns:
+            sums[look.time_ns] = sums.get(look.time_ns, 0) + look.granted_bytes_per_s
+    return list(sums.values())
 
 
 def weights(scenario: WaysScenario) -> dict[str, Any]:

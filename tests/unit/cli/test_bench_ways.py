@@ -88,7 +88,6 @@ def test_what_is_granted_together_is_summed_at_the_same_moments() -> None:
     def looks(*values: tuple[int, int]) -> list[Look]:
         return [Look(ms * MS, "estimated", 1, 1, granted, 1, 1, 1, 1, 1) for ms, granted in values]
 
-    first = looks((0, 5), (100, 10), (200, 20), (300, 30))
-    second = looks((10, 1), (110, 2), (260, 3))
-    assert granted_together([first, second], 50 * MS, 250 * MS) == [12, 22]
-    assert granted_together([first], 0, 300 * MS) == [5, 10, 20, 30]
+    both = looks((0, 5), (0, 1), (100, 10), (100, 2), (200, 20), (200, 2), (300, 30), (300, 3))
+    assert granted_together(both, 50 * MS, 250 * MS) == [12, 22]
+    assert granted_together(both[::2], 0, 300 * MS) == [5, 10, 20, 30]
