@@ -94,6 +94,7 @@ class LinkGranter:
         self.shared: tuple[SharedBottleneck, ...] = ()
         self.shared_limit_bytes_per_s = 0
         """What the shared lines leave for it; 0: no limit."""
+        self._shared_reason = ""
         self._lift_bytes_per_s = self._lift_ns = 0
         """A pace below the former counts as that, for some round trips after then."""
         self.planned_bytes_per_s = 0
@@ -148,9 +149,9 @@ class LinkGranter:
         self.shared += lines
         self.bottlenecks += lines
 
-    def set_shared_limit(self, limit_bytes_per_s: int, now_ns: int) -> None:
+    def set_shared_limit(self, limit_bytes_per_s: int, reason: str, now_ns: int) -> None:
         """What the shared lines leave for it has changed; its next decision tells whoever holds grants."""
-        self.shared_limit_bytes_per_s = limit_bytes_per_s
+        self.shared_limit_bytes_per_s, self._shared_reason = limit_bytes_per_s, reason
         self._limit_changed = True
         self._window_of_lanes.clear()
         self._follow(now_ns)
@@ -519,7 +520,7 @@ class LinkGranter:
                     line.short.add(self.link)
             return False
         idle = not lane.busy(now_ns)
-        reason = share.reason
+        reason = f"{share.reason}; {self._shared_reason}" if self._shared_reason else share.reason
         if self._last_session != lane.session:
             self._last_session = lane.session
             self._totals.handovers += 1

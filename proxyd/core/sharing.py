@@ -15,6 +15,7 @@ from proxyd.core.grants import PADDING_JOB, LinkGranter
 from proxyd.core.ids import LinkName
 from proxyd.core.policy import BottleneckSettings
 from proxyd.core.shared import SharedBottleneck
+from proxyd.core.units import format_rate
 
 PADDING_PART = 16
 """A link that only warms its connections up takes a sixteenth of the line at most."""
@@ -82,7 +83,7 @@ class SharedBottlenecks:
             before = other.shared_limit_bytes_per_s
             limit = min((rate for line in other.shared if (rate := line.parts[name].limit_bytes_per_s)), default=0)
             if limit != before:
-                other.set_shared_limit(limit, now_ns)
+                other.set_shared_limit(limit, _reason(other, limit), now_ns)
                 if before and not limit:
                     carried = min(line.estimator.rate_bytes_per_s(now_ns) for line in other.shared if line.live)
                     other.lift(carried, now_ns)
@@ -146,6 +147,15 @@ class SharedBottlenecks:
 def binding_bytes_per_s(granter: LinkGranter, now_ns: int) -> int:
     """Sum of the rates of a link's lanes that are not leaving."""
     return sum(lane.account.binding_rate(now_ns) for lane in granter.active_lanes if not lane.leaving)
+
+
+def _reason(granter: LinkGranter, limit: int) -> str:
+    """Why a link has no more, in words; "" where it has all that the line carries."""
+    for line in granter.shared:
+        others = sum(1 for name, part in line.parts.items() if part.need_bytes_per_s and name != granter.link)
+        if others and line.parts[granter.link].limit_bytes_per_s == limit:
+            return f"{line.name}: {format_rate(limit)} of it, {others + 1} links share it"
+    return ""
 
 
 def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.events import SessionMessage, SessionOpened
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentHello, EndpointUp, Request
+from proxyd.core.policy import BottleneckSettings
 from proxyd.runtime import translate_admin
 from proxyd.runtime.metrics import Sample, make_registry
 from proxyd.wire.envelope import TrafficClass
@@ -78,6 +79,20 @@ def test_links_can_be_picked() -> None:
     status = machine_with_work().status(2_000_000)
     assert [one.link.src_site for one in translate_admin.links_response(status, [AB]).links] == ["a"]
     assert len(translate_admin.links_response(status, []).links) == len(status.links)
+
+
+def test_metrics_name_every_shared_line() -> None:
+    line = BottleneckSettings("a", True, 50_000_000)
+    machine = CoordinatorMachine(CoordinatorConfig("central", ("*->*",), bottlenecks=(line,)), epoch=7)
+    by_name = {family.name: family for family in coordinator_families(machine.status(2_000_000), Observer())}
+    labels = {"bottleneck": "a egress"}
+    assert Sample(labels, 0) in by_name["proxyd_bottleneck_window_violations_total"].samples
+    [rate] = by_name["proxyd_bottleneck_rate_bytes_per_second"].samples
+    assert rate.labels == labels
+    assert rate.value is not None
+    assert 45_000_000 < rate.value < 49_000_000
+    for name in ("granted_rate_bytes_per_second", "window_bytes", "outstanding_bytes"):
+        assert by_name[f"proxyd_bottleneck_{name}"].samples == [Sample(labels, 0)]
 
 
 def test_metrics_name_every_link_and_parse() -> None:

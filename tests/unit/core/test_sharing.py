@@ -57,6 +57,9 @@ def test_who_sends_shrinks_before_another_link_begins() -> None:
     assert shrunk.link == AB
     assert begins
     assert all(isinstance(grant, Grant) and grant.link == AC for grant in begins)
+    assert begins[0].reason.startswith("pipeline: first in line, whole link; a egress: ")  # type: ignore[attr-defined]
+    assert begins[0].reason.endswith(" of it, 2 links share it")  # type: ignore[attr-defined]
+    assert "egress" not in first.reason
     [line] = one.status(20 * MS).bottlenecks
     assert shrunk.rate_bytes_per_s == paces(one, 20 * MS)[AC] == line.pace_bytes_per_s // 2
     assert 0.95 * line.pace_bytes_per_s < line.granted_bytes_per_s <= line.pace_bytes_per_s
