@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 BURSTS = 6
-TRIES = 3
+TRIES = 4
 TOLERANCE = 0.10
 SCENARIO = Scenario(
     name="agreement",
