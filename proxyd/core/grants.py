@@ -159,16 +159,13 @@ class LinkGranter:
     def lift(self, rate_bytes_per_s: int, now_ns: int) -> None:
         """A shared line has carried so much, and is left to this link alone. It begins there, unless it was the limit
         itself; what is delivered then raises its own estimate."""
-        if not self.estimator.saturated(now_ns, LIFT_RTTS * 2 * self._rtt_ns):
+        if self.settings.live and not self.estimator.saturated(now_ns, LIFT_RTTS * 2 * self._rtt_ns):
             self._lift_bytes_per_s, self._lift_ns = rate_bytes_per_s, now_ns
 
-    def own_pace_bytes_per_s(self, now_ns: int) -> int:
+    @property
+    def own_pace_bytes_per_s(self) -> int:
         """What could be granted if the shared lines had room for it."""
-        pace, limit = self.estimator.pace_bytes_per_s, self.limit_bytes_per_s
-        if self._lift_bytes_per_s:
-            if now_ns - self._lift_ns > LIFT_RTTS * self._rtt_ns or self.estimator.saturated_ns > self._lift_ns:
-                self._lift_bytes_per_s = 0
-            pace = max(pace, self._lift_bytes_per_s)
+        pace, limit = max(self.estimator.pace_bytes_per_s, self._lift_bytes_per_s), self.limit_bytes_per_s
         return limit if 0 < limit < pace else pace
 
     @property
@@ -315,12 +312,14 @@ class LinkGranter:
 
     def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted in all at present."""
-        pace = self._limited(self.own_pace_bytes_per_s(now_ns))
+        pace = self._limited(self.own_pace_bytes_per_s)
         return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
 
     def decide(self, now_ns: int) -> list[tuple[int, Grant | Pace]]:
         """Issue what can be issued now: (session, message) pairs, in order."""
         self._expire(now_ns)
+        if now_ns - self._lift_ns > LIFT_RTTS * self._rtt_ns or self.estimator.saturated_ns > self._lift_ns:
+            self._lift_bytes_per_s = 0
         issued: list[tuple[int, Grant | Pace]] = []
         pace = self.pace_bytes_per_s(now_ns)
         while self.queue.count and self._round(pace, now_ns, issued):

@@ -169,7 +169,7 @@ def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:
     queue = granter.queue
     if not queue.count:
         return tail, stuck
-    own = granter.own_pace_bytes_per_s(now_ns)
+    own = granter.own_pace_bytes_per_s
     padding = queue.account(PADDING_JOB)
     if padding is not None and padding.count == queue.count:
         return max(tail, own // PADDING_PART), stuck
