@@ -24,7 +24,14 @@ TOLERANCE = 1.07
 def make(rng: random.Random) -> tuple[FluidWorld, CoordinatorMachine]:
     line = rng.choice([2_500_000, 12_500_000, 125_000_000])
     links = tuple(
-        LinkSettings(LinkName("a", to), int(line * rng.choice([0.3, 1, 1, 4])), RTT_NS, line // 100, mtu_bytes=9000)
+        LinkSettings(
+            LinkName("a", to),
+            int(line * rng.choice([0.3, 1, 1, 4])),
+            RTT_NS,
+            line // 100,
+            mtu_bytes=9000,
+            live=rng.random() < 0.5,
+        )
         for to in rng.choice(["bc", "bcd"])
     )
     known = rng.choice([line, line, 0])
