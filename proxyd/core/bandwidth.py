@@ -109,6 +109,7 @@ LONG_WINDOW_NS = 2 * NANOS
 HOLD_LEAST_NS = 1 * NANOS
 HOLD_MOST_NS = 16 * NANOS
 """After losses without a queue, probing waits so long, doubling."""
+HELD = 0.85
 STANDING_ROUNDS = 8
 STALE_NS = 15 * 60 * NANOS
 HALF_LIFE_NS = 5 * 60 * NANOS
@@ -201,6 +202,7 @@ class LinkEstimator:
         "_flow",
         "_full_since_ns",
         "_hold_ns",
+        "_hold_rate",
         "_hold_until_ns",
         "_holes",
         "_known_rate",
@@ -267,6 +269,8 @@ class LinkEstimator:
         self._loss_events_ns: deque[int] = deque()
         self._hold_ns = 0
         self._hold_until_ns = 0
+        self._hold_rate = 0.0
+        """Nothing pushes the estimate up while probes wait, so no noise may take it lower than this meanwhile."""
 
     # ------------------------------------------------------------------------------------------------------- answers
 
@@ -357,7 +361,6 @@ class LinkEstimator:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
             newest, queue_ns = self._tally.intervals[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
             newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
-            newest.queue_most_ns = max(newest.queue_most_ns, queue_ns)
         if flow.horizon_ns >= self._tally.judged_ns + self._tally.width_ns:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
@@ -385,6 +388,8 @@ class LinkEstimator:
         if flow.missing_bytes * NANOS < FULL_PIPE * self._rate * rtt_ns:
             # Who fills the pipe so little, isn't held back by its narrow end: a link that became slower has more in it.
             queued = False
+        if queued and not decides and not strong and now_ns < self._hold_until_ns:
+            queued = False  # nothing pushes back up while probes wait
         if self._starting and queued and not (strong and decides and rate > STARTUP_USED * self.pace_bytes_per_s):
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
@@ -393,10 +398,11 @@ class LinkEstimator:
         if queued or lossy:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
-            if queued and not lossy and not self._starting:
+            if queued and not self._starting:
                 # Where there is no doubt, what the last few reports say is closer than half a round trip's mean.
                 latest = tally.delivered_rate(SHORT) if strong and decides else rate
-                self._rate = min(rate, latest, self._rate)
+                least = 0.0 if strong or now_ns >= self._hold_until_ns else self._hold_rate
+                self._rate = min(max(min(rate, latest), least), self._rate)
             # No dip is deeper within a round trip; a window that hardly holds a report may look so.
             self._rate = max(self._rate, self._weak_rate * DIP)
             if self._starting and full:
@@ -457,24 +463,29 @@ class LinkEstimator:
             self._lossy_until_ns = now_ns + rtt_ns if self._queue_ns else self._lossy_until_ns
             return False
         self._lossy_until_ns = now_ns + 2 * rtt_ns
-        queue_ns = self._tally.queue_most_ns()
+        queue_ns = self._tally.queue_before_ns(6 * rtt_ns)
         if queue_ns > max(2_000_000, rtt_ns // 50):
             seen = int(queue_ns * self._rate) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
             if not self._starting:  # then it is still the highest rate that was delivered: not above the link's
-                self._rate = min(self._rate, rate if decides else self._rate * WEAK)
+                # Retransmissions go on for a while: each of them must not take another tenth.
+                floor = HELD * self._tally.long_rate()[0]
+                self._rate = min(self._rate, max(rate if decides else self._rate * WEAK, floor))
             return True
         self._loss_events_ns.append(now_ns)
         while self._loss_events_ns[0] < now_ns - POLICER_SPAN_NS:
             self._loss_events_ns.popleft()
         self._hold_ns = min(max(2 * self._hold_ns, HOLD_LEAST_NS), HOLD_MOST_NS)
         self._hold_until_ns = now_ns + self._hold_ns
+        self._hold_rate = HELD * self._rate
         long_rate, long_ns = self._tally.long_rate()
         if len(self._loss_events_ns) >= POLICER_EVENTS and full and decides and long_ns > LONG_WINDOW_NS // 2:
             self.policed = True
             self._rate = long_rate
         else:
-            self._rate = min(self._rate, max(rate, self._rate * WEAK))
+            # No further than what the last two seconds delivered, and not at all while senders mend their windows:
+            # every loss that they find late would take a tenth.
+            self._rate = self._rate if self._holes else min(self._rate, max(rate, long_rate, self._rate * WEAK))
         return True
 
     # ---------------------------------------------------------------------------------------------------------- pace

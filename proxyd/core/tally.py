@@ -69,7 +69,6 @@ class Interval:
         "delivered_bytes",
         "end_ns",
         "pace_bytes_per_s",
-        "queue_most_ns",
         "queue_ns",
         "retransmits",
         "sent_bytes",
@@ -83,7 +82,6 @@ class Interval:
         self.retransmits = 0
         self.queue_ns = -1
         """The least that any agent saw; -1: nobody saw any."""
-        self.queue_most_ns = 0
 
 
 class Tally:
@@ -227,9 +225,10 @@ class Tally:
         recent = list(islice(reversed(self.intervals), rtt_ns // self.width_ns + 1))
         return sum(one.retransmits for one in recent), sum(one.delivered_bytes for one in recent)
 
-    def queue_most_ns(self) -> int:
-        """The longest queue that any agent saw."""
-        return max((one.queue_most_ns for one in self.intervals), default=0)
+    def queue_before_ns(self, within_ns: int) -> int:
+        """The longest queue that all agents saw at one time, of late."""
+        recent = islice(reversed(self.intervals), within_ns // self.width_ns + 1)
+        return max((one.queue_ns for one in recent), default=0)
 
     def long_rate(self) -> tuple[float, int]:
         """(rate, time) over all that is kept."""
