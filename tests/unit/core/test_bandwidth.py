@@ -42,7 +42,9 @@ def test_a_rate_that_halves(buffer_bdp: float) -> None:
     link.run(4 * SECOND)
     link.run(300 * MS)
     assert link.queue_bytes < 0.1 * BDP / 2
-    assert link.lost_bytes < 0.5 * BDP
+    # Half of the pace is too much for one round trip (until it can be seen) and a third (until it is sure), less the
+    # buffer: 0.57 BDP at 0.1.
+    assert link.lost_bytes < 0.57 * BDP
     link.run(2 * SECOND)
     assert link.used > 0.97
     assert at(link) == pytest.approx(0.5, rel=0.05)
