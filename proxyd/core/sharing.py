@@ -21,8 +21,8 @@ PADDING_PART = 16
 """A link that only warms its connections up takes a sixteenth of the line at most."""
 USES_ALL = 0.95
 """A link whose senders can't use this part of its pace needs what they use, and a quarter more, so that it may grow."""
-TOLERANCE = 16
-"""What isn't worth a word to agents or a new split (1/32 and 1/64) may be above the pace meanwhile."""
+TOLERANCE = 32
+"""What isn't worth a word to agents, or a new split, may be above the pace meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +119,9 @@ class SharedBottlenecks:
                 )
             rate = sum(binding_bytes_per_s(granter, now_ns) for granter in granters)
             bound = line.bound_bytes_per_s(now_ns)
-            if bound and rate > bound + bound // TOLERANCE:
+            # Who can't be told anything may be sending more than a rate that has fallen since.
+            stuck = sum(part.stuck_bytes_per_s for part in line.parts.values())
+            if bound and rate > max(bound, stuck) + bound // TOLERANCE:
                 return f"{line.name}: lanes may send {rate} bytes/s, the pace is {bound}"
         return ""
 
