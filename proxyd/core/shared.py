@@ -16,8 +16,8 @@ estimator takes the least queue of all reports anyway. ``cap`` limits both.
 
 **Whose queue is it?** While several links want to send and the common queue is what a link sees (within a host's
 noise), this line is the limit: its estimator takes queue and losses, and the link's own one takes neither, or it would
-fall to its part of the line and stay there. So it is for the first round trips after others have begun, until their
-sums say something. A queue that a link sees beyond the common one is its own. While only one link sends, nothing can
+fall to its part of the line and stay there. So it is for the first round trips after others have joined one that had
+met its limit. A queue that a link sees beyond the common one is its own. While only one link sends, nothing can
 tell the two apart: then the link's estimate follows whatever is narrower, and the line's only learns what got through,
 so the line's is not lowered by what may be the link's. If a link alone has met its limit, what it got through is where
 several begin, and not half as much again, as in a start-up.
@@ -173,7 +173,7 @@ class SharedBottleneck(Bottleneck):
             return False
         if self.saturated(now_ns):
             self._found = False  # now it has met the line itself
-        elif now_ns - self._began_ns > BEGIN_RTTS * rtt_ns:
+        elif not self._found or now_ns - self._began_ns > BEGIN_RTTS * rtt_ns:
             return False
         common_ns = min(one.queue_ns for one in self.parts.values() if one.need_bytes_per_s)
         return part.queue_ns <= common_ns + max(NOISE_NS, rtt_ns // NOISE_OF_RTT)

@@ -141,6 +141,7 @@ def test_when_several_have_just_begun_a_common_queue_is_the_lines() -> None:
     one = line(0)
     for link in (AB, AC):
         one.wants(link, 10 * RATE, 0, 0, 0)
+    one._found = True  # one of them alone had met its limit before
     assert feed(one, {AB: MS, AC: MS}, 1) == {AB: True, AC: True}
     assert feed(one, {AB: 0, AC: 0}, 6, RTT_NS) == {AB: False, AC: False}
 
