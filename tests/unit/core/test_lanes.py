@@ -76,3 +76,24 @@ def test_a_ceiling_that_no_longer_binds_is_lifted() -> None:
     for _ in range(3):
         meter.round_trip(PACE)
     assert meter.lane.ceiling_bytes_per_s == 0
+
+
+def test_a_narrow_window_is_a_ceiling_with_the_report_that_tells_it() -> None:
+    lane = Lane(1, AgentName("a", "0"))
+    lane.see_window(1_500_000, RTT_NS, PACE, 0)
+    assert 0.5 * PACE <= lane.ceiling_bytes_per_s <= 0.65 * PACE
+    lane.see_window(1_500_000, RTT_NS, PACE, 0)
+    assert lane.ceiling_bytes_per_s == pytest.approx(0.5 * PACE, rel=0.03), "one that doesn't grow is taken at its word"
+    lane.see_window(6_000_000, RTT_NS, PACE, 0)
+    assert lane.ceiling_bytes_per_s == 0, "wide: no ceiling"
+    lane.see_window(0, RTT_NS, PACE, 0)
+    assert lane.ceiling_bytes_per_s == 0, "not known: no ceiling"
+
+
+def test_late_reports_are_placed_by_their_agents_clock() -> None:
+    lane = Lane(1, AgentName("a", "0"))
+    assert lane.read_at(5 * MS, True, 1000 * MS) == 1000 * MS
+    assert lane.read_at(5 * MS, True, 1025 * MS) == pytest.approx(1005 * MS, abs=MS // 5), "20 ms late"
+    assert lane.read_at(5 * MS, True, 1025 * MS) == pytest.approx(1010 * MS, abs=MS // 3), "with the one before"
+    assert lane.read_at(5 * MS, True, 1012 * MS) <= 1012 * MS, "never in the future"
+    assert lane.read_at(900 * MS, True, 5000 * MS) == 5000 * MS, "after a long silence the report itself counts"
