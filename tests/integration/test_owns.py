@@ -223,7 +223,8 @@ def test_of_two_that_own_a_link_each_agent_asks_the_one_that_it_has_first(tmp_pa
             assert np.array_equal(ends[1 - src].recv(src=src, tag=1, timeout_s=10).array, content(3 * MIB, src))
             handle.wait(timeout_s=10)
         for name, link, other in (("first", AB, BA), ("second", BA, AB)):
-            assert granted(cluster.coordinators[name], link) == 3 * MIB
+            # At least: padding that warms fresh connections is granted too.
+            assert granted(cluster.coordinators[name], link) >= 3 * MIB
             assert granted(cluster.coordinators[name], other) == 0
         assert not cluster.deaths()
 
