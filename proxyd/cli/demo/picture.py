@@ -105,7 +105,7 @@ def _queue(axes: Any, scenario: Scenario, result: RunResult) -> None:
     axes.set_ylim(0, scenario.buffer_bytes / 1e3 * 1.33)
     axes.set_xlim(left=0)
     axes.set_ylabel("kB")
-    dropped = f"{result.drops:,} drops in {len(result.cct_seconds)} bursts"
+    dropped = f"{result.drops:,} drop{'' if result.drops == 1 else 's'} in {len(result.cct_seconds)} bursts"
     axes.text(
         0.995,
         0.98,
