@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import socket
+import time
 from collections.abc import Callable
 
 from proxyd.agent import tcp
@@ -336,6 +337,7 @@ class PeerLink:
         srtt_ns: list[int] = []
         min_rtt_ns: list[int] = []
         path_limited = grows = False
+        now_ns = time.monotonic_ns()
         try:
             for stream in self._streams:
                 state = tcp.read_tcp_state(stream.sock)
@@ -346,13 +348,13 @@ class PeerLink:
                 retransmits += state.retransmits
                 rate += state.delivery_rate_bytes_per_s
                 window += state.window_bytes
-                stream.window_bytes = state.window_bytes
                 grows = grows or state.window_grows
                 sacked += state.sacked_bytes
                 lost += state.lost_bytes
                 path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
+                stream.look(state, self._min_rtt_ns, now_ns)
         except OSError as error:
             self._down(_words(error))
             return None

@@ -18,7 +18,9 @@ import xxhash
 from proxyd.agent import tcp
 from proxyd.agent.arenas import Block
 from proxyd.agent.ledger import StreamLedger
+from proxyd.agent.tcp import TcpState
 from proxyd.core.effects import Chunk
+from proxyd.core.striping import WindowKeeper, least_pace
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import TransferId
@@ -68,8 +70,13 @@ class SendStream:
         self._waiting = False
         self._open = True
         self._pace: int | None = None
+        self._rests = False
+        """Without a ceiling, because nothing is to be sent."""
         self.window_bytes = 0
         """Its congestion window as last read; 0: not yet."""
+        self._least_pace = least_pace(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
+        self._can_reopen = True
+        self._keeper = WindowKeeper()
         # The peer sends nothing on a data connection: anything readable is its end.
         self._loop.add_reader(sock, self._on_readable)
 
@@ -86,11 +93,44 @@ class SendStream:
     def set_pace(self, rate_bytes_per_s: int) -> None:
         """This stream's share of the peer's ceiling; 0: none."""
         before = self._pace
+        if 0 < rate_bytes_per_s < self._least_pace:
+            rate_bytes_per_s = self._least_pace
         if before and rate_bytes_per_s and abs(rate_bytes_per_s - before) * SAME_PACE < before:
             return  # it costs two system calls
         if rate_bytes_per_s != before and self._open:
             self._pace = rate_bytes_per_s
-            tcp.set_pace(self.sock, rate_bytes_per_s)
+            if not self._rests:
+                tcp.set_pace(self.sock, rate_bytes_per_s)
+
+    def _rest(self) -> None:
+        """All that was written has left: lift the ceiling until there is more, while acknowledgements still come in.
+
+        A lower ceiling acts at once, a higher one with the next acknowledgement. A stream whose last slot ended at a
+        low rate (its share shrank while others grew) would begin the next one at that: for a round trip, since
+        nothing that could be acknowledged is under way then. It was measured: 1.8 of 50 MB/s for 60 ms.
+        """
+        if self._pace and not self._rests and not self._payload and self._open:
+            self._rests = True
+            tcp.lift_pace(self.sock)
+
+    def look(self, state: TcpState, min_rtt_ns: int, now_ns: int) -> None:
+        """The kernel was read: see to the window, and to the ceiling of a stream that has nothing to send."""
+        self.window_bytes = state.window_bytes
+        if (
+            self._keeper.reopens(
+                window_bytes=state.window_bytes,
+                in_slow_start=state.window_grows,
+                retransmits=state.retransmits,
+                recovers=state.recovers,
+                pace_bytes_per_s=self.pace_bytes_per_s,
+                rtt_ns=min_rtt_ns,
+                now_ns=now_ns,
+            )
+            and self._can_reopen
+        ):
+            self._can_reopen = tcp.reopen_window(self.sock)
+        if not state.unsent_bytes:
+            self._rest()
 
     def pump(self) -> None:
         """Write until the socket is full, there is nothing to send, or the turn is over."""
@@ -138,6 +178,9 @@ class SendStream:
         if outgoing is None:
             return False
         self._has_taken = True
+        if self._rests:
+            self._rests = False
+            tcp.set_pace(self.sock, self.pace_bytes_per_s)
         chunk, payload = outgoing
         if chunk.padding:
             self._head = wire.encode_padding_header(chunk.length)

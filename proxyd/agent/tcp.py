@@ -20,6 +20,7 @@ SO_MAX_PACING_RATE = 47
 UNPACED = (1 << 64) - 1
 TCP_USER_TIMEOUT = 18
 TCP_INFO_BYTES = 256
+TCP_CA_OPEN = 0
 MIN_NOTSENT_BYTES = 16 << 10
 MAX_NOTSENT_BYTES = 4 << 20
 NOTSENT_NS = 8_000_000
@@ -53,6 +54,8 @@ class TcpState(NamedTuple):
     """Taken for lost and not sent again yet."""
     pacing_bytes_per_s: int
     """What TCP's own pacing allows, our ceiling included."""
+    recovers: bool
+    """From a loss, or from what may be one."""
 
     def path_limited(self, pace_bytes_per_s: int) -> bool:
         """TCP holds bytes back, rather than our ceiling (0: none) or a lack of data."""
@@ -62,11 +65,11 @@ class TcpState(NamedTuple):
         return full or self.pacing_bytes_per_s < NEARLY_FULL * pace_bytes_per_s
 
 
-# Of struct tcp_info: segment size at 16; packets unacknowledged, sacked, lost and sent again at 24 to 36; smoothed RTT
-# at 68, slow start threshold at 76, congestion window at 80, total retransmits at 100, pacing rate at 104, bytes not
-# sent at 144, minimum RTT at 148, delivery rate at 160. Unpacked in one go: this is read for every stream up to 200
-# times a second.
-_INFO = struct.Struct("=16xI4xIIII28xI4xII16xIQ32xII8xQ")
+# Of struct tcp_info: state of the congestion control at 1; segment size at 16; packets unacknowledged, sacked, lost and
+# sent again at 24 to 36; smoothed RTT at 68, slow start threshold at 76, congestion window at 80, total retransmits at
+# 100, pacing rate at 104, bytes not sent at 144, minimum RTT at 148, delivery rate at 160. Unpacked in one go: this is
+# read for every stream up to 200 times a second.
+_INFO = struct.Struct("=xB14xI4xIIII28xI4xII16xIQ32xII8xQ")
 _queued = array.array("i", [0])
 _NO_SAMPLE_US = 0xFFFF_FFFF
 
@@ -79,6 +82,7 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
     if len(info) < _INFO.size:
         raise OSError(f"TCP_INFO has {len(info)} bytes; {_INFO.size} are needed (Linux 4.9 or later)")
     (
+        state,
         segment_bytes,
         in_flight,
         sacked,
@@ -107,6 +111,7 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
         sacked * segment_bytes,
         max(0, lost - again) * segment_bytes,
         pacing,
+        state != TCP_CA_OPEN,
     )
 
 
@@ -115,6 +120,28 @@ def set_pace(sock: socket.socket, rate_bytes_per_s: int) -> None:
     rate = rate_bytes_per_s or UNPACED
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))
+
+
+def lift_pace(sock: socket.socket) -> None:
+    """No ceiling for what TCP reckons as its own pace; how much may wait unsent stays."""
+    sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", UNPACED))
+
+
+def reopen_window(sock: socket.socket) -> bool:
+    """Let slow start go on, from the present window. Answers whether that could be done.
+
+    Nothing in the socket interface says so. But bbr forgets where slow start was to end when it takes a connection over
+    (Linux, ``bbr_init``), and the algorithm before it takes it back with that. Not to be done in a recovery.
+    """
+    before = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    if before == b"bbr":
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    except OSError:  # not loaded, or not for us (net.ipv4.tcp_allowed_congestion_control)
+        return False
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, before)
+    return True
 
 
 def notsent_limit_bytes(rate_bytes_per_s: int) -> int:

@@ -37,6 +37,9 @@ SLOW_EPOCHS_UNEXPLAINED = 3
 SLOW_EPOCHS_OF_WIDE_WINDOWS = 10
 """The same, where TCP's windows are known to be wide: streams that wait for a chunk leave their part of the rate
 unused, and a ceiling would make those parts smaller still."""
+SLOW_START_GROWTH = 40
+"""A window that grows by more than 1/40 from report to report (twelve in a round trip or fewer) is in slow start. Later
+it grows by a packet per round trip: to reserve a quarter for that would idle a tenth of the link."""
 GROWS = 1.4
 """Growth per round trip that only a window in slow start shows."""
 
@@ -136,10 +139,10 @@ class Lane:
 
     def see_window(self, window_bytes: int, rtt_ns: int, pace_bytes_per_s: int, now_ns: int) -> None:
         """A report said how wide its TCP windows are: cold or cut ones hold it back from now on, and what they leave of
-        the link is for others at once. One that grows may do so by a quarter until its next reports say by how much it
-        did."""
+        the link is for others at once. One in slow start may grow by a quarter until its next reports say by how much
+        it did."""
         rate = window_bytes * NANOS // max(rtt_ns, 1_000_000)
-        rate += rate // (4 if window_bytes > self._window_bytes + self._window_bytes // 200 else 64)
+        rate += rate // (4 if window_bytes > self._window_bytes + self._window_bytes // SLOW_START_GROWTH else 64)
         self._window_bytes = window_bytes
         if not 0 < rate < pace_bytes_per_s:
             self._window_bytes_per_s = 0

@@ -1,9 +1,16 @@
-"""How the streams to one peer share its pace.
+"""How the streams to one peer share its pace, and when one's congestion window stands in its way.
 
 Equal shares would give a fresh stream, whose congestion window holds a few packets, half of a link and the chunks to go
 with it: they would wait there for slow start, and what follows them would wait for them. So no stream is given more
 than its window can use within the next round trip (twice what it holds, as slow start doubles), and the others get the
 rest.
+
+**A window that slow start left too small.** HyStart (Ha and Rhee, 2011) ends slow start when acknowledgements come
+without a gap for a round trip: it takes that for a full path. Under a ceiling they always do, so a stream that had a
+small part of the link in its first slots keeps a window of that size, and cubic needs some ten seconds to widen it. A
+ceiling does by itself what HyStart is there for: slow start can't overshoot it. So the window is *reopened*: slow start
+goes on, as far as the ceiling lets it. After losses the window is TCP's own, and stays so for a while: it is what holds
+the senders back while the estimate is wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +20,55 @@ from collections.abc import Sequence
 from proxyd.core.allocation import fair_shares
 
 NANOS = 1_000_000_000
+WIDE = 2
+"""A window of so many times what the ceiling has in flight is in nobody's way; slow start leaves it at that."""
+CALM_RTTS = 16
+"""After a loss a window is left alone for so long."""
+BURST_PACKETS = 2
+BURST_NS = 25_000_000
+"""The kernel sends at least two packets at a time and waits for as long as these take at the ceiling of that moment; a
+higher one doesn't shorten the wait (it was seen to last eleven seconds). So no ceiling is lower than two packets in
+this time. What a stream may send at all, its grants say."""
+
+
+def least_pace(packet_bytes: int) -> int:
+    """The lowest ceiling (bytes/s) that a stream is given."""
+    return BURST_PACKETS * packet_bytes * NANOS // BURST_NS
+
+
+class WindowKeeper:
+    """Says when one stream's slow start should go on."""
+
+    __slots__ = ("_harmed_ns", "_retransmits")
+
+    def __init__(self) -> None:
+        self._retransmits = 0
+        self._harmed_ns: int | None = None
+        """When it was last seen to have lost something."""
+
+    def reopens(
+        self,
+        *,
+        window_bytes: int,
+        in_slow_start: bool,
+        retransmits: int,
+        recovers: bool,
+        pace_bytes_per_s: int,
+        rtt_ns: int,
+        now_ns: int,
+    ) -> bool:
+        """Whether its window stands in the way, as the kernel was just read.
+
+        :param pace_bytes_per_s: its ceiling; 0: none, and then its window is all that holds it back.
+        :param rtt_ns: 0 when it isn't known.
+        """
+        if recovers or retransmits != self._retransmits:
+            self._retransmits, self._harmed_ns = retransmits, now_ns
+        if in_slow_start or not pace_bytes_per_s or not rtt_ns:
+            return False
+        if self._harmed_ns is not None and now_ns - self._harmed_ns < CALM_RTTS * rtt_ns:
+            return False
+        return window_bytes * NANOS < WIDE * pace_bytes_per_s * rtt_ns
 
 
 def stream_paces(pace_bytes_per_s: int, windows_bytes: Sequence[int], rtt_ns: int) -> list[int]:

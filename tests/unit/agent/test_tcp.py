@@ -110,8 +110,31 @@ def test_counters_of_a_paced_stream(pair: tuple[socket.socket, socket.socket]) -
     ids=["window full", "held by our ceiling", "tcp's own pacing is slower", "nothing to send"],
 )
 def test_what_limits_a_stream(unsent: int, in_flight: int, window: int, pacing: int, limited: bool) -> None:
-    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, window * 1448, False, 0, 0, pacing)
+    state = tcp.TcpState(200_000, unsent, 0, 0, 0, 0, in_flight, window, window * 1448, False, 0, 0, pacing, False)
     assert state.path_limited(50_000_000) is limited
+
+
+def test_a_window_is_reopened_under_the_same_algorithm(pair: tuple[socket.socket, socket.socket]) -> None:
+    """That slow start goes on is shown on a real link: tests/wan/test_kernel_pacing.py."""
+    sock = pair[0]
+    for name in tcp.read_sysctl("tcp_allowed_congestion_control").split():
+        tcp.prepare(sock, peer_timeout_ns=10**10, congestion_control=name)
+        able = tcp.reopen_window(sock)
+        assert able is (name != "bbr" and "bbr" in tcp.read_sysctl("tcp_available_congestion_control").split())
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode() == name
+
+
+def test_a_window_stays_as_it_is_where_bbr_is_not_for_us() -> None:
+    class Refusing:
+        names = [b"cubic"]
+
+        def getsockopt(self, *_: object) -> bytes:
+            return self.names[-1].ljust(16, b"\0")
+
+        def setsockopt(self, *_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+    assert tcp.reopen_window(Refusing()) is False  # type: ignore[arg-type]
 
 
 def test_an_unknown_congestion_control_is_a_clear_error(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -84,6 +84,10 @@ def test_a_narrow_window_is_a_ceiling_with_the_report_that_tells_it() -> None:
     assert 0.5 * PACE <= lane.ceiling_bytes_per_s <= 0.65 * PACE
     lane.see_window(1_500_000, RTT_NS, PACE, 0)
     assert lane.ceiling_bytes_per_s == pytest.approx(0.5 * PACE, rel=0.03), "one that doesn't grow is taken at its word"
+    lane.see_window(1_518_000, RTT_NS, PACE, 0)
+    assert lane.ceiling_bytes_per_s < 0.52 * PACE, "two packets more in a round trip: that isn't slow start"
+    lane.see_window(1_600_000, RTT_NS, PACE, 0)
+    assert lane.ceiling_bytes_per_s > 0.65 * PACE, "slow start: it may have grown before its next report"
     lane.see_window(6_000_000, RTT_NS, PACE, 0)
     assert lane.ceiling_bytes_per_s == 0, "wide: no ceiling"
     lane.see_window(0, RTT_NS, PACE, 0)

@@ -1,11 +1,12 @@
-"""How streams share a peer's pace."""
+"""How streams share a peer's pace, and when their windows are reopened."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxyd.core.striping import stream_paces
+from proxyd.core.striping import CALM_RTTS, WindowKeeper, least_pace, stream_paces
 
 RTT_NS = 60_000_000
 
@@ -30,3 +31,39 @@ def test_nothing_of_the_pace_is_lost(pace: int, windows: list[int], rtt_ns: int)
     paces = stream_paces(pace, windows, rtt_ns)
     assert all(one >= 1 for one in paces)
     assert pace <= sum(paces) <= pace + 2 * len(windows)
+
+
+def test_no_ceiling_makes_two_packets_wait_for_long() -> None:
+    assert 2 * 8948 / least_pace(8948) == pytest.approx(0.025, rel=0.001)
+    assert least_pace(1448) < least_pace(8948)
+
+
+def reopens(keeper: WindowKeeper, now_ns: int, **other: int | bool) -> bool:
+    """A stream of 25 MB/s whose window was left at a fifth of what that needs, or as said otherwise."""
+    seen = {
+        "window_bytes": 300_000,
+        "in_slow_start": False,
+        "retransmits": 0,
+        "recovers": False,
+        "pace_bytes_per_s": 25_000_000,
+        "rtt_ns": RTT_NS,
+    }
+    return keeper.reopens(now_ns=now_ns, **{**seen, **other})  # type: ignore[arg-type]
+
+
+def test_a_window_in_the_way_is_reopened_and_no_other() -> None:
+    keeper = WindowKeeper()
+    assert reopens(keeper, 0)
+    assert not reopens(keeper, 0, in_slow_start=True), "it goes on by itself"
+    assert not reopens(keeper, 0, window_bytes=3_100_000), "twice what is in flight: wide"
+    assert not reopens(keeper, 0, pace_bytes_per_s=0), "nothing else would hold it back"
+    assert not reopens(keeper, 0, rtt_ns=0)
+
+
+@pytest.mark.parametrize("harm", [{"retransmits": 3}, {"recovers": True}])
+def test_after_losses_a_window_is_left_alone_for_a_while(harm: dict[str, int | bool]) -> None:
+    keeper = WindowKeeper()
+    again = {"retransmits": harm.get("retransmits", 0)}
+    assert not reopens(keeper, 0, **harm)
+    assert not reopens(keeper, (CALM_RTTS - 1) * RTT_NS, **again)
+    assert reopens(keeper, CALM_RTTS * RTT_NS, **again)
