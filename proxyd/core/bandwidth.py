@@ -100,6 +100,9 @@ WEAK = 0.9
 """A lower rate that the senders explain themselves says nothing, whatever the round trips are."""
 DIP = 0.35
 """What an estimate may fall to within a round trip: the links that are known to move have dips to a quarter."""
+SHOWS = 8
+"""A link that suddenly carries less piles up what it doesn't: at least an eighth of the time lost shows as queue. Hosts
+that were held up deliver late and pile up nothing."""
 LOSSES = 3
 LOSS_SHARE = 0.005
 """A loss event: at least so many retransmitted packets in a round trip, and this part of what was delivered."""
@@ -394,7 +397,7 @@ class LinkEstimator:
             queued = False
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
-            self._rate = max(self._rate, tally.lasting_rate(rate, count, rtt_ns))
+            self._rate = max(self._rate, tally.lasting_rate(rate, self._rate, count, rtt_ns))
         if queued or lossy:
             self.saturated_ns = self._confirmed_ns = now_ns
             self._excess = 0.0
@@ -404,7 +407,10 @@ class LinkEstimator:
                 least = 0.0 if strong or now_ns >= self._hold_until_ns else self._hold_rate
                 self._rate = min(max(min(rate, latest), least), self._rate)
             # No dip is deeper within a round trip; a window that hardly holds a report may look so.
-            self._rate = max(self._rate, self._weak_rate * DIP)
+            dip = DIP
+            if not (strong or lossy):
+                dip = max(dip, 1 - SHOWS * self._queue_ns / (count * tally.width_ns))
+            self._rate = max(self._rate, self._weak_rate * dip)
             if self._starting and full:
                 self._starting = False
         elif full and rate >= 0.95 * self._rate:

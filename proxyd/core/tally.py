@@ -23,6 +23,7 @@ KEPT_NS = 2 * NANOS
 LONG_INTERVALS = 4
 """What an agent reports after a longer silence happened within so many intervals before."""
 STALL = 0.2
+STALL_RTTS = 2
 STALL_PACKETS = 8
 """Less than this part of the rate within an interval that should hold so many packets is a stall."""
 BURST = 1.03
@@ -161,9 +162,17 @@ class Tally:
         delivered = sum(one.delivered_bytes for one in islice(self.intervals, begin, self.complete))
         return delivered * NANOS / (count * self.width_ns)
 
-    def lasting_rate(self, rate: float, count: int, rtt_ns: int) -> float:
-        """``rate``, or what of it is more than a burst of acknowledgements."""
+    def lasting_rate(self, rate: float, usual: float, count: int, rtt_ns: int) -> float:
+        """``rate``, or what of it is more than a burst of acknowledgements: what a stall has held up comes all at
+        once afterwards, so it counts with the stall. ``usual``: what isn't one."""
         longer = min(self.complete, max(count, rtt_ns * 2 // 3 // self.width_ns))
+        if usual * self.width_ns >= STALL_PACKETS * self._mtu_bytes * NANOS:
+            stalled = STALL * usual * self.width_ns / NANOS
+            first = max(0, self.complete - STALL_RTTS * rtt_ns // self.width_ns)
+            for index in range(first, self.complete - longer):
+                if self.intervals[index].delivered_bytes < stalled:
+                    longer = self.complete - index
+                    break
         return min(rate, BURST * self.delivered_rate(longer))
 
     def begins_ns(self, count: int) -> int:

@@ -24,7 +24,8 @@ CONTROL_NS = MS
 
 
 class FluidLink:
-    """One bottleneck. ``rate(time_ns)``: payload bytes/s; ``demand(time_ns)``: the most that is offered, bytes/s."""
+    """One bottleneck. ``rate(time_ns)``: payload bytes/s; ``demand(time_ns)``: the most that is offered, bytes/s;
+    ``held(time_ns)``: hosts are held up, and no acknowledgement is seen."""
 
     def __init__(
         self,
@@ -36,8 +37,10 @@ class FluidLink:
         demand: Callable[[int], float] = lambda _: float("inf"),
         bucket: tuple[float, float] | None = None,
         noise: Callable[[], int] = lambda: 0,
+        held: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.rate, self.demand, self.rtt_ns, self.buffer_bytes, self.noise = rate, demand, rtt_ns, buffer_bytes, noise
+        self.held = held
         self.estimator = LinkEstimator(settings or LinkSettings(LINK, mtu_bytes=9000, live=True))
         self.now_ns = 0
         self.queue_bytes = self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
@@ -86,7 +89,7 @@ class FluidLink:
         self.could_bytes += could
         waits_ns = int(self.queue_bytes / max(self.rate(now_ns), 1.0) * SECOND)
         self._acks.append((now_ns + self.rtt_ns, served, lost, self.rtt_ns + waits_ns))
-        while self._acks and self._acks[0][0] <= now_ns:
+        while self._acks and self._acks[0][0] <= now_ns and not self.held(now_ns):
             _, arrived, gone, rtt_ns = self._acks.popleft()
             self._arrived += arrived
             self._known_lost += gone

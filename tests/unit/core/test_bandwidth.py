@@ -103,6 +103,23 @@ def test_bursts_leave_the_estimate_alone_on_a_busy_host() -> None:
     assert link.loss == 0
 
 
+@pytest.mark.parametrize("held_ms", [20, 40])
+def test_hosts_that_are_held_up_are_not_the_link(held_ms: int) -> None:
+    """Acknowledgements that stop, and come all at once: no queue stood, so the link carries what it carried."""
+    rng = random.Random(2)
+    link = FluidLink(
+        lambda _: RATE,
+        noise=lambda: rng.randrange(MS),
+        held=lambda t: t > 3 * SECOND and t % SECOND < held_ms * MS,
+    )
+    link.run(3 * SECOND)
+    link.run(10 * SECOND)
+    assert min(link.estimates) > 0.75 * RATE
+    assert max(link.estimates) < 1.15 * RATE
+    assert link.used > 0.95
+    assert link.queue_p99_bytes() < 0.2 * BDP
+
+
 def test_a_policed_path_is_found_within_15_seconds() -> None:
     link = FluidLink(lambda _: RATE, bucket=(12_000_000.0, 2_000_000.0))
     link.run(15 * SECOND)

@@ -61,6 +61,20 @@ def test_an_outage_is_believed_after_half_a_round_trip() -> None:
     assert tally.delivered_rate(6) < 0.1 * RATE
 
 
+@pytest.mark.parametrize("stall_ms", [35, 60])
+def test_what_comes_after_an_outage_is_no_higher_rate(stall_ms: int) -> None:
+    tally = Tally(9000)
+    steady(tally, 0, 200)
+    steady(tally, 200, 200 + stall_ms, delivered=0)
+    end_ms = 200 + 2 * stall_ms
+    steady(tally, 200 + stall_ms, end_ms, delivered=2 * PER_REPORT)
+    tally.settle(end_ms * MS, RATE, RTT_NS)
+    rate = tally.delivered_rate(6)
+    assert rate > 1.8 * RATE
+    assert tally.lasting_rate(rate, RATE, 6, RTT_NS) < 1.1 * RATE
+    assert tally.lasting_rate(rate, 0.0, 6, RTT_NS) > 1.4 * RATE, "the whole of it would be believed"
+
+
 def test_the_link_decides_when_less_arrives_than_was_sent() -> None:
     tally = Tally(9000)
     steady(tally, 0, 200, delivered=PER_REPORT // 2)
