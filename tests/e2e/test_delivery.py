@@ -180,7 +180,8 @@ def test_announced_messages_and_eta(net: Net) -> None:
     handle.wait(10)
     assert handle.eta_s() == 0.0
     state = sender.link_state(dst=1)
-    assert (state.link, state.source) == ("a->b", "configured")
+    assert state.link == "a->b"
+    assert state.source in ("configured", "estimated"), "four megabytes may be enough to find it out"
     assert state.rate_bytes_per_s > 0
     assert receiver.eta(src=0, tag=4) is None
 
