@@ -29,10 +29,13 @@ TURN_BYTES = 4 << 20
 _SCRATCH_BYTES = 256 << 10
 SAME_PACE = 256
 """A ceiling that would change by less than this part stays."""
-LARGE_CHUNK_BYTES = 1 << 20
 WAKE_BYTES = 512 << 10
-"""Within a large chunk the kernel wakes us for this much, not for every few segments: at the rates that have such
-chunks a wake-up costs as much as copying 100 KB. The end of a chunk always wakes."""
+"""Within a chunk the kernel wakes us for this much, not for every few segments: a wake-up costs as much as copying
+100 KB. The end of a chunk always wakes."""
+WAKE_OF_BUFFER = 8
+"""And never for more than this part of the receive buffer as it has grown so far: where it is too small for
+``SO_RCVLOWAT`` the kernel sets the *window's* limit to that, for good (``tcp_set_rcvlowat``), and a long path carries a
+sixth."""
 
 
 class Outgoing(NamedTuple):
@@ -295,12 +298,13 @@ class ReceiveStream:
     def _wake_at(self) -> None:
         """Tell the kernel how much it is worth waking up for."""
         header = self._header
-        low = 1
-        if header is not None and header.length >= LARGE_CHUNK_BYTES:
-            low = min(WAKE_BYTES, header.length - self._got_bytes)
+        low = 1 if header is None else min(WAKE_BYTES, header.length - self._got_bytes)
         if low != self._low_water and self._open:
+            sock = self._sock
+            if low > 1:
+                low = max(1, min(low, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // WAKE_OF_BUFFER))
             self._low_water = low
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
     def _read_head(self) -> tuple[int, bool]:
         if self._head_bytes < wire.HEADER_BYTES:

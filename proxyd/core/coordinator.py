@@ -77,6 +77,7 @@ RETURN_NS = 5_000_000_000
 MAX_EPOCH = 1 << 62
 MAX_BEATS_UNDER_WAY = 4096
 """Echoes of older beats count for nothing."""
+ECHOES = 64  # an agent is as far as the least of these: ten seconds, since a busy host's are late for some
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
 messages."""
@@ -91,7 +92,7 @@ class _Session:
     transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
     control_rtt_ns: int = 0
     """The least of the latest echoes of beats; 0: not measured yet."""
-    echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=16))
+    echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=ECHOES))
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,8 +8,9 @@ from proxyd.core.lanes import Lane
 from proxyd.core.messages import Report
 from proxyd.core.tally import Flow
 
-STALE_READING_NS = 30_000_000
-"""An agent that has reported nothing for so long is not waited for when the link's rate is reckoned."""
+STALE_READING_NS = 250_000_000
+"""An agent that has bytes in flight reports every few milliseconds. One that doesn't was held up (30 ms and more are
+usual on a busy host), and the link's rate isn't reckoned without what it will tell; after so long it is."""
 
 
 def flow_of(
@@ -21,6 +22,7 @@ def flow_of(
     :param wanted: transfers wait for the link.
     """
     account = lane.account
+    under_way = lane.in_flight_bytes > 0
     flow = Flow(
         -lane.arrived_bytes,
         -account.left_bytes,
@@ -29,6 +31,7 @@ def flow_of(
         window_limited=report.limited,
         control_rtt_ns=lane.control_rtt_ns,
         demand=wanted,
+        under_way=under_way,
     )
     settled = lane.reported(report, now_ns)
     flow.delivered_bytes += lane.arrived_bytes

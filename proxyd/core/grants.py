@@ -37,7 +37,7 @@ from proxyd.core.reasons import Cause, cause_of_block
 from proxyd.core.shared import SharedBottleneck
 from proxyd.core.tally import Flow
 from proxyd.core.totals import LinkTotals
-from proxyd.core.window import HOST_DELAY_NS, Bottleneck, lane_window_bytes, lead_ns, link_sizes, sizes_for
+from proxyd.core.window import Bottleneck, host_delay_ns, lane_window_bytes, lead_ns, link_sizes, sizes_for
 from proxyd.wire.envelope import TrafficClass
 
 REPACE_DOWN = 64
@@ -571,11 +571,11 @@ class LinkGranter:
         key = (rate, control_rtt_ns)
         window = None if self.settings.live else self._window_of_lanes.get(key)
         if window is None:
-            sizes = self.sizes
+            sizes, buffer = self.sizes, self.estimator.buffer_bytes
             pace, chunk = sizes.pace_bytes_per_s, sizes.chunk_bytes
             slot = max(chunk, sizes.slot_bytes * rate // pace // chunk * chunk)
-            extra_ns = sizes.report_ns + control_rtt_ns + HOST_DELAY_NS
-            window = lane_window_bytes(rate, self._rtt_ns, self.estimator.buffer_bytes, slot, extra_ns, pace)
+            extra_ns = sizes.report_ns + control_rtt_ns + host_delay_ns(self.settings.live, buffer, pace)
+            window = lane_window_bytes(rate, self._rtt_ns, buffer, slot, extra_ns, pace)
             if len(self._window_of_lanes) > 64:
                 self._window_of_lanes.clear()
             self._window_of_lanes[key] = window

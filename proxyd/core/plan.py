@@ -44,8 +44,8 @@ LEAST_SHARE = 20
 """A lane that would get less than 1/20 of the pace isn't worth a hand-over."""
 MOST_TOGETHER = 4
 """So many far agents share a link: when one of them ends unnoticed, a quarter is lost for a control round trip."""
-FAR_NS = SLOT_NS // 4
-"""A quarter slot. Slots that are shorter because a buffer is shallow don't make near agents far: the lead time knows
+FAR_NS = SLOT_NS // 2
+"""Half a slot. Slots that are shorter because a buffer is shallow don't make near agents far: the lead time knows
 the buffer."""
 QUANTUM_NS = 60_000_000
 """A turn of the heaviest job, in link time: a hand-over costs a millisecond or two. Over 10 s a job has its weight

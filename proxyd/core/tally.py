@@ -21,7 +21,7 @@ LEAST_WINDOW_NS = 20_000_000
 came. A fifth follows a smooth path faster, and takes every hiccup of a busy host for the link's."""
 KEPT_NS = 2 * NANOS
 LONG_INTERVALS = 4
-"""What an agent reports after a longer silence happened within so many intervals before."""
+"""What an agent that had nothing in flight reports after a longer silence happened within so many intervals before."""
 STALL = 0.2
 STALL_RTTS = 2
 STALL_PACKETS = 8
@@ -61,6 +61,8 @@ class Flow:
     window_limited: bool = False
     """TCP's own window, not the granted rate, holds the reporting sender back."""
     control_rtt_ns: int = 0
+    under_way: bool = False
+    """Something was in flight when the agent reported last: what it tells now happened all the time since."""
 
 
 class Interval:
@@ -121,7 +123,7 @@ class Tally:
         while intervals[0].end_ns < at_ns - KEPT_NS:
             intervals.popleft()
         intervals[-1].retransmits += flow.retransmits
-        since_ns = max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
+        since_ns = flow.since_ns if flow.under_way else max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
         span_ns = at_ns - since_ns
         if span_ns <= 0:  # should an agent's clock say nonsense
             since_ns, span_ns = at_ns - 1, 1

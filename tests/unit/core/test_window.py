@@ -10,7 +10,16 @@ import pytest
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.ids import LinkName
 from proxyd.core.messages import Report
-from proxyd.core.window import Account, Bottleneck, lane_window_bytes, link_sizes, report_interval_ns
+from proxyd.core.window import (
+    HOST_DELAY_LIVE_NS,
+    HOST_DELAY_NS,
+    Account,
+    Bottleneck,
+    host_delay_ns,
+    lane_window_bytes,
+    link_sizes,
+    report_interval_ns,
+)
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -188,3 +197,11 @@ def test_an_overdrawn_window_is_counted() -> None:
     window = Bottleneck("a->b", 1000)
     window.take(1001)
     assert window.violations == 1
+
+
+def test_hosts_may_be_late_where_nobody_is_harmed_by_it() -> None:
+    pace = 50_000_000
+    assert host_delay_ns(True, 0, pace) == HOST_DELAY_LIVE_NS, "no losses yet"
+    assert host_delay_ns(True, 3_000_000, pace) == HOST_DELAY_LIVE_NS
+    assert host_delay_ns(True, 300_000, pace) == HOST_DELAY_NS, "a buffer of 6 ms"
+    assert host_delay_ns(False, 0, pace) == host_delay_ns(False, 3_000_000, pace) == HOST_DELAY_NS

@@ -1,0 +1,112 @@
+"""Streams on real loopback sockets: what they ask the kernel for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from proxyd.agent import tcp
+from proxyd.agent.arenas import Block
+from proxyd.agent.streams import WAKE_OF_BUFFER, Outgoing, ReceiveStream, SendStream
+from proxyd.core.effects import Chunk
+from proxyd.core.ids import TransferId
+from proxyd.core.striping import least_pace
+from proxyd.wire import peer as wire
+
+TRANSFER = TransferId(1, 1)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        two, _ = server.accept()
+    one.setblocking(False)
+    two.setblocking(False)
+    with one, two:
+        yield one, two
+
+
+def ceiling(sock: socket.socket) -> int:
+    value: int = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, tcp.SO_MAX_PACING_RATE, 8))[0]
+    return value
+
+
+def test_a_stream_with_nothing_to_send_has_no_ceiling_until_it_writes(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    async def body() -> None:
+        sock, other = pair
+        chunks = [Outgoing(Chunk(TRANSFER, 0, 1000, True, False), memoryview(bytes(1000)))]
+        stream = SendStream(sock, lambda: chunks.pop() if chunks else None, lambda: None, lambda reason: None)
+        stream.set_pace(50_000_000)
+        assert ceiling(sock) == 50_000_000
+        stream.look(tcp.read_tcp_state(sock), 60_000_000, 0)
+        assert ceiling(sock) == tcp.UNPACED
+        stream.set_pace(20_000_000)
+        assert ceiling(sock) == tcp.UNPACED, "it has nothing to send yet"
+        stream.pump()
+        assert ceiling(sock) == 20_000_000
+        await asyncio.get_running_loop().sock_recv(other, 2000)
+        stream.close()
+
+    asyncio.run(body())
+
+
+def test_no_ceiling_is_so_low_that_the_kernel_waits_for_long(pair: tuple[socket.socket, socket.socket]) -> None:
+    async def body() -> None:
+        sock = pair[0]
+        stream = SendStream(sock, lambda: None, lambda: None, lambda reason: None)
+        stream.set_pace(1)
+        assert ceiling(sock) == least_pace(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
+        stream.set_pace(0)
+        assert ceiling(sock) == tcp.UNPACED
+        stream.close()
+
+    asyncio.run(body())
+
+
+class Nobody:
+    """Chunks for nobody: they are read and thrown away."""
+
+    def block_of(self, transfer: TransferId) -> Block | None:
+        return None
+
+    def was_offered(self, transfer: TransferId) -> bool:
+        return True
+
+    def when_offered(self, header: wire.Header, go_on: object) -> None:
+        raise AssertionError(header)
+
+    def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
+        raise AssertionError(transfer)
+
+
+@pytest.mark.parametrize("length", [100_000, 1 << 20])
+def test_wakeups_are_few_but_never_limit_the_window(pair: tuple[socket.socket, socket.socket], length: int) -> None:
+    """Were the low-water mark near the receive buffer, the kernel would limit the window to it for good."""
+
+    async def body() -> None:
+        sock, other = pair
+        stream = ReceiveStream(sock, Nobody(), lambda reason: None)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(other, wire.encode_data_header(TRANSFER, 0, length, 0) + bytes(1000))
+        for _ in range(100):
+            low = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+            if low > 1:
+                break
+            await asyncio.sleep(0.001)
+        assert 1 < low <= sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // WAKE_OF_BUFFER
+        await loop.sock_sendall(other, bytes(length - 1000))
+        for _ in range(1000):
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1:
+                break
+            await asyncio.sleep(0.001)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1, "between chunks every byte wakes"
+        stream.close()
+
+    asyncio.run(body())
