@@ -71,8 +71,11 @@ MOST_BYTES_PER_S = 100_000_000_000
 QUEUE_TARGET = 0.02
 """q* as a part of the round trip. 0.04 uses 1 to 3 % more of a wildly moving link, and doubles the losses in a buffer
 of 0.1 BDP."""
-QUEUE_TARGET_LEAST_NS = 800_000
-"""Hosts add 0.3 to 0.9 ms of noise to a round trip: a smaller target would be lost in it."""
+QUEUE_TARGET_LEAST_NS = 3_000_000
+"""A smaller target would be lost in the noise of hosts (the buffer may demand a smaller one all the same)."""
+NOISE_NS = 1_500_000
+"""So much of a round trip is no queue: hosts add 0.3 to 0.9 ms when they are calm, and a millisecond and more when they
+are busy. A limit of 0.6 ms kept probes from growing there: a moving link was used to 88 instead of 94 %."""
 QUEUE_TARGET_OF_BUFFER = 0.3
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
@@ -387,7 +390,7 @@ class LinkEstimator:
         full = self._full_since_ns is not None and self._full_since_ns <= tally.begins_ns(count)
         self._holes = tally.has_holes(rtt_ns)
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
-        queued = full and self._queue_ns > max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
+        queued = full and self._queue_ns > self._shows_ns(rtt_ns)
         strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
         if queued and not decides and (rate < WEAK * self._rate or (self._holes and not strong)):
             queued = False  # cold windows or gaps, and a busy host's round trips
@@ -425,7 +428,7 @@ class LinkEstimator:
         self._round_least_ns = max(self._round_least_ns, self._queue_ns)
         if now_ns - self._round_ns < rtt_ns:
             return
-        quiet = self._round_least_ns <= max(self._target_ns(rtt_ns) // 2, QUEUE_TARGET_LEAST_NS // 2)
+        quiet = self._round_least_ns <= self._shows_ns(rtt_ns)
         self._round_ns = now_ns
         self._weak_rate = self._rate
         last, self._round_rate = self._round_rate, rate
@@ -509,6 +512,11 @@ class LinkEstimator:
         """q*: the standing queue that is aimed at."""
         target_ns = max(int(rtt_ns * QUEUE_TARGET), QUEUE_TARGET_LEAST_NS)
         return min(target_ns, int(rtt_ns * self._buffer_share(rtt_ns) * QUEUE_TARGET_OF_BUFFER))
+
+    def _shows_ns(self, rtt_ns: int) -> int:
+        """A queue above this is one: half the target, or what is no host's noise if that is less than the target."""
+        target_ns = self._target_ns(rtt_ns)
+        return max(target_ns // 2, min(NOISE_NS, target_ns * 4 // 5))
 
     def _set_pace(self, now_ns: int, rtt_ns: int) -> None:
         rate = self._rate
