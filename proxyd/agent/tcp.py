@@ -137,10 +137,12 @@ def reopen_window(sock: socket.socket) -> bool:
     if before == b"bbr":
         return False
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-    except OSError:  # not loaded, or not for us (net.ipv4.tcp_allowed_congestion_control)
+        for name in (b"bbr", before):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+    except OSError:
+        # One of them isn't for us (net.ipv4.tcp_allowed_congestion_control). Should it be the way back, the stream goes
+        # on under bbr.
         return False
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, before)
     return True
 
 
