@@ -73,7 +73,7 @@ class Effects:
                 self._sessions.send(effect.address, effect.message)
             case ef.SetPace():
                 if (link := self.peers.get(effect.peer)) is not None:
-                    link.set_pace(effect.rate_bytes_per_s)
+                    link.set_pace(effect.rate_bytes_per_s, effect.live)
             case ef.AllocateBlock():
                 hub.allocate(effect)
             case ef.FreeBlock():

@@ -72,6 +72,7 @@ class PeerLink:
         self._wanted_incarnation = 0
         self._wanted_streams = 1
         self._pace_bytes_per_s = 0
+        self._live = False
         self._min_rtt_ns = 0
         self._channel: ControlChannel | None = None
         self._incarnation = 0
@@ -114,9 +115,10 @@ class PeerLink:
         if self._channel is not None:
             self._channel.send(frame, transfer)
 
-    def set_pace(self, rate_bytes_per_s: int) -> None:
-        """Ceiling of all data connections together; 0: none."""
+    def set_pace(self, rate_bytes_per_s: int, live: bool = False) -> None:
+        """Ceiling of all data connections together; 0: none. ``live``: their windows may be reopened below it."""
         self._pace_bytes_per_s = rate_bytes_per_s
+        self._live = live
         self._share_pace()
 
     def pump(self) -> None:
@@ -354,7 +356,7 @@ class PeerLink:
                 path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
-                stream.look(state, self._min_rtt_ns, now_ns)
+                stream.look(state, self._min_rtt_ns if self._live else 0, now_ns)
         except OSError as error:
             self._down(_words(error))
             return None

@@ -77,7 +77,8 @@ class SendStream:
         """Without a ceiling, because nothing is to be sent."""
         self.window_bytes = 0
         """Its congestion window as last read; 0: not yet."""
-        self._least_pace = least_pace(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
+        self._packet_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        self._highest_pace = 0
         self._can_reopen = True
         self._keeper = WindowKeeper()
         # The peer sends nothing on a data connection: anything readable is its end.
@@ -96,8 +97,9 @@ class SendStream:
     def set_pace(self, rate_bytes_per_s: int) -> None:
         """This stream's share of the peer's ceiling; 0: none."""
         before = self._pace
-        if 0 < rate_bytes_per_s < self._least_pace:
-            rate_bytes_per_s = self._least_pace
+        if rate_bytes_per_s:
+            self._highest_pace = max(self._highest_pace, rate_bytes_per_s)
+            rate_bytes_per_s = max(rate_bytes_per_s, least_pace(self._packet_bytes, self._highest_pace))
         if before and rate_bytes_per_s and abs(rate_bytes_per_s - before) * SAME_PACE < before:
             return  # it costs two system calls
         if rate_bytes_per_s != before and self._open:
@@ -117,7 +119,10 @@ class SendStream:
             tcp.lift_pace(self.sock)
 
     def look(self, state: TcpState, min_rtt_ns: int, now_ns: int) -> None:
-        """The kernel was read: see to the window, and to the ceiling of a stream that has nothing to send."""
+        """The kernel was read: see to the window, and to the ceiling of a stream that has nothing to send.
+
+        :param min_rtt_ns: 0 when it isn't known, or when windows are TCP's own business.
+        """
         self.window_bytes = state.window_bytes
         if (
             self._keeper.reopens(

@@ -34,6 +34,8 @@ from proxyd.core.telling import Telling
 from proxyd.core.transfer import Outgoing, SendInput, SendState
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
 
+LIVE_SOURCES = ("default", "estimated", "policed")
+"""Of links whose rate is found from live transfers."""
 PACE_STEPS = 256
 """A ceiling that would change by less than 1/256 stays: setting it costs system calls on each stream."""
 
@@ -502,11 +504,12 @@ class Asking:
 
     def pace(self, name: AgentName, now_ns: int) -> None:
         """Set a peer's ceiling to the rate of the first of its grants that has started, or of what is in the kernel."""
-        peer = self.peers[name]
+        peer, live = self.peers[name], False
         if name.site == self.config.agent.site:
             rate = 0
         else:
             book = self.links[LinkName(self.config.agent.site, name.site)]
+            live = book.info is not None and book.info.source in LIVE_SOURCES
             rate = (
                 0
                 if book.observed
@@ -523,7 +526,7 @@ class Asking:
             )
         if rate >= 0 and abs(rate - peer.pace_bytes_per_s) > peer.pace_bytes_per_s // PACE_STEPS:
             peer.pace_bytes_per_s = rate
-            self.effects.append(SetPace(name, rate))
+            self.effects.append(SetPace(name, rate, live))
 
     def progress(self, event: SendProgress, now_ns: int) -> None:
         """The kernel's counts for one peer's streams."""

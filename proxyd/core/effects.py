@@ -91,6 +91,8 @@ class SetPace:
 
     peer: AgentName
     rate_bytes_per_s: int
+    live: bool = False
+    """It is found from live transfers: TCP's windows may be reopened below it (:mod:`proxyd.core.striping`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ without a gap for a round trip: it takes that for a full path. Under a ceiling t
 small part of the link in its first slots keeps a window of that size, and cubic needs some ten seconds to widen it. A
 ceiling does by itself what HyStart is there for: slow start can't overshoot it. So the window is *reopened*: slow start
 goes on, as far as the ceiling lets it. After losses the window is TCP's own, and stays so for a while: it is what holds
-the senders back while the estimate is wrong.
+the senders back while the estimate is wrong. And only where the rate is found from live transfers: what an operator
+says stays within TCP's windows.
 """
 
 from __future__ import annotations
@@ -23,26 +24,36 @@ NANOS = 1_000_000_000
 WIDE = 2
 """A window of so many times what the ceiling has in flight is in nobody's way; slow start leaves it at that."""
 CALM_RTTS = 16
-"""After a loss a window is left alone for so long."""
+"""After a loss a window is left alone for so long ..."""
+LONG_RTTS = 1 << 16
+"""... and for an hour after one that a reopened window had: where losses come again and again it is TCP's window that
+keeps a shallow buffer from overflowing at each hand-over."""
 BURST_PACKETS = 2
 BURST_NS = 25_000_000
 """The kernel sends at least two packets at a time and waits for as long as these take at the ceiling of that moment; a
 higher one doesn't shorten the wait (it was seen to last eleven seconds). So no ceiling is lower than two packets in
-this time. What a stream may send at all, its grants say."""
+this time, unless the stream never was any faster. What may be sent at all, the grants say."""
 
 
-def least_pace(packet_bytes: int) -> int:
-    """The lowest ceiling (bytes/s) that a stream is given."""
-    return BURST_PACKETS * packet_bytes * NANOS // BURST_NS
+SLOWEST = 32
+
+
+def least_pace(packet_bytes: int, highest_bytes_per_s: int) -> int:
+    """The lowest ceiling (bytes/s) that a stream is given, of which the highest so far was that: a 32nd of it is enough
+    of a brake, and a slow link must not be overrun."""
+    return min(BURST_PACKETS * packet_bytes * NANOS // BURST_NS, highest_bytes_per_s // SLOWEST)
 
 
 class WindowKeeper:
     """Says when one stream's slow start should go on."""
 
-    __slots__ = ("_harmed_ns", "_retransmits")
+    __slots__ = ("_calm_rtts", "_harmed_ns", "_reopened", "_retransmits")
 
     def __init__(self) -> None:
         self._retransmits = 0
+        self._reopened = False
+        """Since the last loss."""
+        self._calm_rtts = CALM_RTTS
         self._harmed_ns: int | None = None
         """When it was last seen to have lost something."""
 
@@ -64,11 +75,17 @@ class WindowKeeper:
         """
         if recovers or retransmits != self._retransmits:
             self._retransmits, self._harmed_ns = retransmits, now_ns
+            if self._reopened:
+                self._reopened = False
+                self._calm_rtts = LONG_RTTS
         if in_slow_start or not pace_bytes_per_s or not rtt_ns:
             return False
-        if self._harmed_ns is not None and now_ns - self._harmed_ns < CALM_RTTS * rtt_ns:
+        if self._harmed_ns is not None and now_ns - self._harmed_ns < self._calm_rtts * rtt_ns:
             return False
-        return window_bytes * NANOS < WIDE * pace_bytes_per_s * rtt_ns
+        if window_bytes * NANOS >= WIDE * pace_bytes_per_s * rtt_ns:
+            return False
+        self._reopened = True
+        return True
 
 
 def stream_paces(pace_bytes_per_s: int, windows_bytes: Sequence[int], rtt_ns: int) -> list[int]:

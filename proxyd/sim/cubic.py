@@ -65,11 +65,6 @@ class CubicWindow:
         self._epoch_ns = 0
         self.bytes = self.threshold_bytes = max(2 * self._mss, int(self.bytes * BETA))
 
-    def reopened(self) -> None:
-        """Slow start goes on."""
-        self.threshold_bytes = UNLIMITED
-        self._epoch_ns, self._cubic_max = 0, 0.0
-
     def timed_out(self) -> None:
         """Start over from one packet."""
         self.reduced()

@@ -154,8 +154,6 @@ class PeerLink:
         self._polling = False
         if not self.connected or not self.owner.alive:
             return
-        for stream in self.streams:
-            stream.look()
         progress = self._progress()
         self._share_pace()
         if any(not stream.settled for stream in self.streams):

@@ -26,7 +26,8 @@ transmissions is a *flight*. A flight may get through in part. Modelled is what 
 Counters are what ``TCP_INFO`` and ``SIOCOUTQ`` would say: retransmits in packets; ``granted_delivered_bytes`` counts
 in-order acknowledgements, which stall while a hole is open, and ``granted_sacked_bytes`` all of them; the delivery rate
 is that of the latest acknowledgement over its round trip. Not modelled: delayed acknowledgements and their loss,
-reordering, receive windows, bbr.
+reordering, receive windows, and windows that agents reopen: as modelled that made first bursts an eighth faster than they
+are on real sockets; without it they agree.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from proxyd.core.striping import WindowKeeper, least_pace
+from proxyd.core.striping import least_pace
 from proxyd.sim.bbr import BbrWindow
 from proxyd.sim.clock import Clock
 from proxyd.sim.cubic import BETA, UNLIMITED, CubicWindow
@@ -148,7 +149,7 @@ class Stream:
         self.open = True
         self.pace_bytes_per_s = 0
         self.window: CubicWindow | BbrWindow = WINDOWS[congestion_control](link.model.mss_bytes)
-        self._keeper = WindowKeeper()
+        self._highest_pace = 0
         self.granted_left_bytes = 0
         self.granted_delivered_bytes = 0
         """Acknowledged in order: what ``SIOCOUTQ`` tells."""
@@ -215,7 +216,8 @@ class Stream:
         """Another ceiling. What waits for its time by the old one waits no longer than two packets of it: the kernel
         paces by so little, the model by whole segments."""
         if rate_bytes_per_s:
-            rate_bytes_per_s = max(rate_bytes_per_s, least_pace(self._mss))
+            self._highest_pace = max(self._highest_pace, rate_bytes_per_s)
+            rate_bytes_per_s = max(rate_bytes_per_s, least_pace(self._mss, self._highest_pace))
         before, self.pace_bytes_per_s = self.pace_bytes_per_s, rate_bytes_per_s
         now_ns = self.clock.now_ns
         if before and rate_bytes_per_s > before and self._next_ns > now_ns:
@@ -223,20 +225,6 @@ class Stream:
             if next_ns < self._next_ns:
                 self._next_ns = next_ns
                 self.clock.at(next_ns, self._send)
-
-    def look(self) -> None:
-        """The agent has read the kernel: it sees to the window, as it does for a real socket."""
-        window = self.window
-        if isinstance(window, CubicWindow) and self._keeper.reopens(
-            window_bytes=window.bytes,
-            in_slow_start=window.bytes < window.threshold_bytes,
-            retransmits=self.retransmits,
-            recovers=self._recovering,
-            pace_bytes_per_s=self.pace_bytes_per_s,
-            rtt_ns=self.min_rtt_ns,
-            now_ns=self.clock.now_ns,
-        ):
-            window.reopened()
 
     @property
     def lost_bytes(self) -> int:

@@ -83,6 +83,6 @@ def test_a_ceiling_that_rises_over_a_silence_acts_at_once_when_it_was_lifted_bef
 
 def test_a_ceiling_is_never_so_low_that_it_can_not_be_taken_back(wan: Wan) -> None:
     """The wait for two packets at the old ceiling goes on under the new one."""
-    floor = least_pace(MTU - 52)
+    floor = least_pace(MTU - 52, RATE)
     assert probe(wan, 5001, "raised_in_time", floor)["seconds"] < 0.5
     assert probe(wan, 5002, "raised_in_time", 4000)["seconds"] > 2, "if this fails, the kernel has become better"

@@ -34,8 +34,9 @@ def test_nothing_of_the_pace_is_lost(pace: int, windows: list[int], rtt_ns: int)
 
 
 def test_no_ceiling_makes_two_packets_wait_for_long() -> None:
-    assert 2 * 8948 / least_pace(8948) == pytest.approx(0.025, rel=0.001)
-    assert least_pace(1448) < least_pace(8948)
+    assert 2 * 8948 / least_pace(8948, 50_000_000) == pytest.approx(0.025, rel=0.001)
+    assert least_pace(1448, 50_000_000) < least_pace(8948, 50_000_000)
+    assert least_pace(65_483, 1_000_000) <= 1_000_000 / 32, "what was never fast isn't hurried"
 
 
 def reopens(keeper: WindowKeeper, now_ns: int, **other: int | bool) -> bool:
