@@ -23,7 +23,7 @@ TCP_INFO_BYTES = 256
 TCP_CA_OPEN = 0
 MIN_NOTSENT_BYTES = 16 << 10
 MAX_NOTSENT_BYTES = 4 << 20
-NOTSENT_NS = 16_000_000
+NOTSENT_NS = 8_000_000
 """Unsent bytes are held to what one stream sends in this time: short enough to stop soon, long enough that the event
 loop of a busy host refills in time. They delay no hand-over: the predicted end of a slot counts them."""
 NEARLY_FULL = 0.9
@@ -116,7 +116,7 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
 
 
 def set_pace(sock: socket.socket, rate_bytes_per_s: int) -> None:
-    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 16 ms of that."""
+    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that."""
     rate = rate_bytes_per_s or UNPACED
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))

@@ -21,13 +21,13 @@ transmissions is a *flight*. A flight may get through in part. Modelled is what 
   silence, down to ten packets.
 * **Pacing**: the ceiling that the agent sets, or the kernel's own pace where that is less: window over round trip,
   times 2 early in slow start and times 1.2 later.
-* **What can't be called back**: bytes handed over and unsent, held to 16 ms of the pace (``TCP_NOTSENT_LOWAT``).
+* **What can't be called back**: bytes handed over and unsent, held to 8 ms of the pace (``TCP_NOTSENT_LOWAT``).
 
 Counters are what ``TCP_INFO`` and ``SIOCOUTQ`` would say: retransmits in packets; ``granted_delivered_bytes`` counts
 in-order acknowledgements, which stall while a hole is open, and ``granted_sacked_bytes`` all of them; the delivery rate
 is that of the latest acknowledgement over its round trip. Not modelled: delayed acknowledgements and their loss,
-reordering, receive windows, and windows that agents reopen: as modelled that made first bursts an eighth faster than they
-are on real sockets; without it they agree.
+reordering, receive windows, and windows that agents reopen: as modelled that made first bursts an eighth faster than
+they are on real sockets; without it they agree.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from proxyd.sim.cubic import BETA, UNLIMITED, CubicWindow
 from proxyd.sim.link import NANOS, LinkModel, segment_bytes
 
 UNSENT_LOW_BYTES = 16 << 10
-UNSENT_LOW_NS = 16_000_000
+UNSENT_LOW_NS = 8_000_000
 """``TCP_NOTSENT_LOWAT``, as the agent sets it: with less than this much time's worth unsent a stream asks for more."""
 UNSENT_UNPACED_BYTES = 4 << 20
 MIN_RTO_NS = 200_000_000
