@@ -49,7 +49,9 @@ its senders leave unused would pass for the link's. On two busy cores it took th
 def host_delay_ns(live: bool, buffer_bytes: int, pace_bytes_per_s: int) -> int:
     """How long hosts may be held up without idling a link of this pace; ``buffer_bytes`` 0: not known."""
     small = 0 < buffer_bytes // 2 * NANOS < HOST_DELAY_LIVE_NS * pace_bytes_per_s
-    return HOST_DELAY_LIVE_NS if live and not small else HOST_DELAY_NS
+    # Where chunks take longer than that, a lane holds them ahead as it is.
+    slow = HOST_DELAY_LIVE_NS * pace_bytes_per_s < 8 * MIN_CHUNK_BYTES * NANOS
+    return HOST_DELAY_LIVE_NS if live and not small and not slow else HOST_DELAY_NS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

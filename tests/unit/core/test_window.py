@@ -204,4 +204,5 @@ def test_hosts_may_be_late_where_nobody_is_harmed_by_it() -> None:
     assert host_delay_ns(True, 0, pace) == HOST_DELAY_LIVE_NS, "no losses yet"
     assert host_delay_ns(True, 3_000_000, pace) == HOST_DELAY_LIVE_NS
     assert host_delay_ns(True, 300_000, pace) == HOST_DELAY_NS, "a buffer of 6 ms"
+    assert host_delay_ns(True, 0, 1_250_000) == HOST_DELAY_NS, "10 Mbit/s: a chunk takes 50 ms"
     assert host_delay_ns(False, 0, pace) == host_delay_ns(False, 3_000_000, pace) == HOST_DELAY_NS
