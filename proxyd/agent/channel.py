@@ -2,7 +2,8 @@
 
 Each side pings when it has heard nothing for a quarter of the peer timeout, and gives the other up after the whole of
 it. That notices a stopped process too, whose kernel goes on acknowledging. A machine that slept itself asks before it
-judges.
+judges. While data is under way its user has it ping more often (:meth:`ControlChannel.probe`), to tell the delays of
+the two directions apart.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import socket
 import time
 from collections.abc import Callable
 
+from proxyd.agent import tcp
+from proxyd.core.oneway import OneWayDelays
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import TransferId
 
 READ_BYTES = 256 << 10
+PROBE_NS = 10_000_000
+"""Pings for the delays are at least so far apart: each costs some 50 microseconds of either host in all."""
 MAX_UNSENT_BYTES = 16 << 20
 """What may wait for a peer that doesn't read. Control frames are some hundred bytes for each message under way, so this
 is far beyond any working peer."""
@@ -48,6 +53,10 @@ class ControlChannel:
         self._open = True
         self._timeout_ns = timeout_ns
         self._heard_ns = self._checked_ns = time.monotonic_ns()
+        self._pinged_ns = 0
+        self.delays = OneWayDelays()
+        """Of this connection's pings."""
+        tcp.note_arrivals(sock)
         self._loop.add_reader(sock, self._on_readable)
         self._check = self._loop.call_later(timeout_ns / 4e9, self._check_silence)
 
@@ -62,8 +71,19 @@ class ControlChannel:
             self._fail(f"it has been silent for {silent_ns / 1e9:.1f} s")
             return
         if silent_ns > quarter_ns // 2:
-            self.send(wire.Ping(now_ns))
+            self._ping(now_ns)
         self._check = self._loop.call_later(quarter_ns / 1e9, self._check_silence)
+
+    def probe(self) -> None:
+        """Measure the delays of both directions, unless that was done just now."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._pinged_ns >= PROBE_NS and not self._out:
+            self._ping(now_ns)
+            self.flush()  # it says when it leaves
+
+    def _ping(self, now_ns: int) -> None:
+        self._pinged_ns = now_ns
+        self.send(wire.Ping(now_ns))
 
     def send(self, frame: wire.Frame, transfer: TransferId = wire.NO_TRANSFER) -> None:
         """Queue a frame; those of one tick of the loop leave together."""
@@ -99,7 +119,7 @@ class ControlChannel:
 
     def _on_readable(self) -> None:
         try:
-            data = self._sock.recv(READ_BYTES)
+            data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, tcp.TIMESTAMP_SPACE)
         except BlockingIOError:
             return
         except OSError as error:
@@ -109,20 +129,26 @@ class ControlChannel:
             self._fail("it closed the connection")
             return
         self._heard_ns = time.monotonic_ns()
+        arrived_ns = self._heard_ns - tcp.waited_ns(ancillary)
         self._decoder.feed(data)
+        answered = False
         try:
             while self._open and (item := self._decoder.next_frame()) is not None:
                 transfer, frame = item
                 if isinstance(frame, wire.Ping):
-                    self.send(wire.Pong(frame.token))
+                    self.send(wire.Pong(frame.left_ns, arrived_ns, time.monotonic_ns()))
+                    answered = True
                 elif isinstance(frame, wire.Pong):
-                    continue  # hearing it was the point
+                    if 0 <= arrived_ns - frame.left_ns <= self._timeout_ns:
+                        self.delays.add(frame.left_ns, frame.arrived_ns, frame.answered_ns, arrived_ns)
                 elif isinstance(frame, wire.Bye):
                     self._fail(f"it said good-bye: {frame.message}")
                 else:
                     self._received(transfer, frame)
         except WireError as error:
             self._fail(str(error))
+        if answered:
+            self.flush()  # they say when they leave
 
     def _fail(self, reason: str) -> None:
         if self._open:

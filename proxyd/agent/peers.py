@@ -329,6 +329,8 @@ class PeerLink:
         if progress is None:
             return
         if any(not stream.ledger.is_settled for stream in self._streams):
+            if self._channel is not None:
+                self._channel.probe()
             interval_ns = max(MIN_POLL_NS, progress.min_rtt_ns // RTT_PER_POLL)
             self._poll = self._loop.call_later(interval_ns / 1e9, self._on_poll)
         self._emit(progress)
@@ -365,12 +367,14 @@ class PeerLink:
         self._min_rtt_ns = min((one for one in min_rtt_ns if one), default=0)
         if len(self._streams) > 1:
             self._share_pace()
+        mean_rtt_ns = sum(srtt_ns) // len(srtt_ns)
+        queue_ns = max(0, mean_rtt_ns - self._min_rtt_ns)
         return SendProgress(
             peer=self.peer,
             granted_left_bytes=left,
             granted_delivered_bytes=delivered,
             unsent_bytes=unsent,
-            srtt_ns=sum(srtt_ns) // len(srtt_ns),
+            srtt_ns=mean_rtt_ns,
             min_rtt_ns=self._min_rtt_ns,
             retransmits=retransmits,
             delivery_rate_bytes_per_s=rate,
@@ -379,6 +383,7 @@ class PeerLink:
             window_grows=grows,
             sacked_bytes=sacked,
             lost_bytes=lost,
+            back_queue_ns=self._channel.delays.back_queue_ns(queue_ns, now_ns) if self._channel is not None else 0,
         )
 
 

@@ -11,6 +11,8 @@ import fcntl
 import socket
 import struct
 import termios
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,11 @@ NOTSENT_NS = 8_000_000
 loop of a busy host refills in time. They delay no hand-over: the predicted end of a slot counts them."""
 NEARLY_FULL = 0.9
 """A congestion window in use to this part, or the kernel's own pace below this part of ours, limits a stream."""
+
+_SO_TIMESTAMPNS = 35
+_TIMESPEC = struct.Struct("@qq")
+TIMESTAMP_SPACE = socket.CMSG_SPACE(_TIMESPEC.size)
+_MOST_WAITED_NS = 1_000_000_000
 
 _PROC = Path("/proc/sys/net/ipv4")
 
@@ -226,3 +233,22 @@ def congestion_control_here(configured: str) -> str:
         read_sysctl("tcp_slow_start_after_idle", "1"),
         read_sysctl("tcp_available_congestion_control", "cubic reno"),
     )
+
+
+def note_arrivals(sock: socket.socket) -> None:
+    """Have the kernel note when what is received arrived; see :func:`waited_ns`."""
+    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def waited_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    """How long what ``recvmsg`` has just returned (the last of it) had waited in the kernel for this process: on a busy
+    host that is some milliseconds. 0 when the kernel doesn't tell.
+
+    The kernel's note is of the wall clock, so only its age is used: that the clock is set within it is rare.
+    """
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and len(data) == _TIMESPEC.size:
+            seconds, nanos = _TIMESPEC.unpack(data)
+            age_ns = time.time_ns() - (seconds * 1_000_000_000 + nanos)
+            return age_ns if 0 < age_ns < _MOST_WAITED_NS else 0
+    return 0

@@ -551,6 +551,7 @@ class Asking:
                 event.window_grows,
                 event.sacked_bytes,
                 event.lost_bytes,
+                event.back_queue_ns,
             )
             book.progress(event.peer, counts, now_ns)
 

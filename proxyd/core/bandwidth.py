@@ -36,6 +36,9 @@ says nothing about the path. Repeated losses without any queue before them are a
 **A queue that isn't ours** (other tenants' traffic, a longer route) doesn't drain however little we send. What has
 stood for eight round trips counts as distance from then on; without that the link would be left to the others.
 
+**A queue of the other direction** makes round trips longer too, but only acknowledgements wait in it. Agents tell it
+apart (:mod:`proxyd.core.oneway`); it is no queue here, and what is in flight may be more by it.
+
 **Age.** E keeps its value without samples for a quarter of an hour, then it falls back to the hint (or the safe start)
 by half every five minutes. It is never 0, infinite or NaN.
 
@@ -203,6 +206,7 @@ class LinkEstimator:
     """The estimate of one link, and the pace that follows from it (see the module's text)."""
 
     __slots__ = (
+        "_back_queue_ns",
         "_base_ns",
         "_buffer_ns",
         "_buffer_seen_bytes",
@@ -258,6 +262,8 @@ class LinkEstimator:
         """Everything delivered from then on was sent without a gap; None: there is a gap now."""
         self._confirmed_ns: int | None = None
         self._queue_ns = 0
+        self._back_queue_ns = 0
+        """Of the other direction: acknowledgements wait in it."""
         self._base_ns = 0
         """Standing queue that isn't ours: counted as distance."""
         self._least_queue = WindowedMin(STANDING_ROUNDS * DEFAULT_RTT_NS)
@@ -356,7 +362,8 @@ class LinkEstimator:
     def on_report(self, report: Report, flow: Flow, now_ns: int) -> None:
         """One agent reported; ``flow``: what that adds to the link's totals."""
         self._flow = flow
-        self.rtt.add(report.srtt_ns, report.min_rtt_ns, now_ns)
+        back_ns = max(0, min(report.back_queue_ns, report.srtt_ns - report.min_rtt_ns))
+        self.rtt.add(report.srtt_ns - back_ns, report.min_rtt_ns, now_ns)
         if not self._settings.live:
             return
         self._known_rtt_ns = self.rtt.min_rtt_ns(now_ns) or self._known_rtt_ns
@@ -368,8 +375,8 @@ class LinkEstimator:
         self._tally.add(flow, rtt_ns, self.pace_bytes_per_s)
         if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
             # Of an agent whose acknowledgements flow; against its own least, since hosts differ in distance.
-            newest, queue_ns = self._tally.intervals[-1], max(0, report.srtt_ns - report.min_rtt_ns - self._base_ns)
-            newest.queue_ns = queue_ns if newest.queue_ns < 0 else min(newest.queue_ns, queue_ns)
+            queue_ns = max(0, report.srtt_ns - back_ns - report.min_rtt_ns - self._base_ns)
+            self._tally.intervals[-1].seen(queue_ns, back_ns)
         if flow.horizon_ns >= self._tally.judged_ns + self._tally.width_ns:
             self._judge(rtt_ns, now_ns)
             self._set_pace(now_ns, rtt_ns)
@@ -378,13 +385,14 @@ class LinkEstimator:
         """What the complete intervals say of the bottleneck."""
         tally, flow = self._tally, self._flow
         tally.settle(flow.horizon_ns, self._rate, rtt_ns)
-        self._queue_ns = tally.queue_ns()
+        self._queue_ns, self._back_queue_ns = tally.queue_ns(), tally.back_queue_ns()
+        ack_ns = rtt_ns + self._back_queue_ns  # when acknowledgements come, without a queue of our own
         count = tally.window(rtt_ns)
         if tally.complete < count:
             return
         rate = tally.delivered_rate(count)
         # What is in flight must bear it out: bytes that wait are in flight, a host's delays are not.
-        waiting_ns = int(flow.in_flight_bytes * NANOS / max(rate, 1.0)) - rtt_ns
+        waiting_ns = int(flow.in_flight_bytes * NANOS / max(rate, 1.0)) - ack_ns
         self._queue_ns = max(0, min(self._queue_ns, waiting_ns))
         decides = tally.link_decides(rate, self._rate, count, rtt_ns + self._queue_ns)
         full = self._full_since_ns is not None and self._full_since_ns <= tally.begins_ns(count)
@@ -528,7 +536,8 @@ class LinkEstimator:
         if now_ns < self._hold_until_ns:
             target_ns, self._excess = 0, 0.0
         gain = 1 + self._excess
-        pipe_bytes = rate * gain * (rtt_ns + target_ns) / NANOS
+        # Nothing is sent for what waits for its acknowledgement only, and it isn't held against the link either.
+        pipe_bytes = rate * gain * (rtt_ns + self._back_queue_ns + target_ns) / NANOS
         correction = (pipe_bytes - flow.in_flight_bytes) * NANOS / (rtt_ns + flow.control_rtt_ns)
         if correction < 0:
             correction *= DRAIN_GAIN

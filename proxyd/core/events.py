@@ -255,6 +255,8 @@ class SendProgress:
     """Acknowledged selectively, behind a hole."""
     lost_bytes: int = 0
     """Taken for lost and not sent again yet."""
+    back_queue_ns: int = 0
+    """So much of ``srtt_ns`` is queue of the other direction, which acknowledgements waited in."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ def flow_of(
         control_rtt_ns=lane.control_rtt_ns,
         demand=wanted,
         under_way=under_way,
+        ack_waited_ns=lane.ack_wait_ns,
     )
     settled = lane.reported(report, now_ns)
     flow.delivered_bytes += lane.arrived_bytes
@@ -40,13 +41,17 @@ def flow_of(
     flow.at_ns = flow.horizon_ns = lane.read_at(
         report.elapsed_ns, bool(flow.delivered_bytes or flow.sent_bytes), now_ns
     )
+    flow.ack_wait_ns = lane.ack_wait_ns
+    if not under_way:
+        flow.ack_waited_ns = flow.ack_wait_ns
+    flow.horizon_ns -= flow.ack_wait_ns
     stale_ns = now_ns - max(STALE_READING_NS, rtt_ns // 2)
     for other in lanes:
         if not other.ended:
             in_flight = other.in_flight_bytes
             flow.in_flight_bytes += in_flight
             flow.missing_bytes += in_flight + other.lost_bytes
-            if in_flight and stale_ns < other.counted_ns < flow.horizon_ns:
-                flow.horizon_ns = other.counted_ns
+            if in_flight and stale_ns < other.counted_ns:
+                flow.horizon_ns = min(flow.horizon_ns, other.counted_ns - other.ack_wait_ns)
             flow.demand = flow.demand or (other.account.at_host_bytes > 0 and not other.padding)
     return flow, settled

@@ -58,6 +58,7 @@ class Lane:
         "_window_bytes",
         "_window_bytes_per_s",
         "account",
+        "ack_wait_ns",
         "agent",
         "arrived_bytes",
         "ceiling_sticks",
@@ -113,6 +114,8 @@ class Lane:
         self.reported_ns = 0
         self.counted_ns = 0
         """When its kernel was last read, as far as its reports say; see :meth:`read_at`."""
+        self.ack_wait_ns = 0
+        """How long its latest acknowledgements waited in queues of the other direction."""
         self.arrived_bytes = 0
         """Delivered, in order or behind a hole."""
         self.lost_bytes = 0
@@ -216,6 +219,7 @@ class Lane:
             arrived = self.arrived_bytes
         self.arrived_bytes = arrived if arrived < account.left_bytes else account.left_bytes
         self.lost_bytes = report.lost_bytes if report.lost_bytes > 0 else 0
+        self.ack_wait_ns = max(0, min(report.back_queue_ns, report.srtt_ns - report.min_rtt_ns))
         return settled
 
     def read_at(self, elapsed_ns: int, changed: bool, now_ns: int) -> int:

@@ -79,6 +79,7 @@ class PeerCounts:
     window_grows: bool = False
     sacked_bytes: int = 0
     lost_bytes: int = 0
+    back_queue_ns: int = 0
 
 
 class LinkBook:
@@ -526,6 +527,7 @@ class LinkBook:
             window_bytes=turn.window_bytes if turn is not None else 0,
             sacked_bytes=sum(c.sacked_bytes for c in live),
             lost_bytes=sum(c.lost_bytes for c in live),
+            back_queue_ns=min((c.back_queue_ns for c in fresh), default=0),
         )
         self._limited = bool(self.backlog_bytes())
         if report == self._reported:

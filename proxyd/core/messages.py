@@ -148,6 +148,9 @@ class Report:
     """On the agent's clock, between the reading of the kernel's counters that this report tells and the one that its
     last report told; 0: they are the same, or this is the first. Hosts that are held up delay reports, but not this.
     """
+    back_queue_ns: int = 0
+    """So much of ``srtt_ns`` is queue of the other direction, which acknowledgements waited in; 0 also when it isn't
+    known."""
 
 
 @value(frozen=True, slots=True)

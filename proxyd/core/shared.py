@@ -160,7 +160,7 @@ class SharedBottleneck(Bottleneck):
         part.in_flight_bytes, part.missing_bytes = flow.in_flight_bytes, flow.missing_bytes
         part.horizon_ns, part.rtt_ns = flow.horizon_ns, rtt_ns
         if flow.delivered_bytes and report.srtt_ns and report.min_rtt_ns:
-            part.queue_ns = max(0, report.srtt_ns - report.min_rtt_ns)
+            part.queue_ns = max(0, report.srtt_ns - report.back_queue_ns - report.min_rtt_ns)
         if not self.live:
             return False
         several = self._several

@@ -63,12 +63,17 @@ class Flow:
     control_rtt_ns: int = 0
     under_way: bool = False
     """Something was in flight when the agent reported last: what it tells now happened all the time since."""
+    ack_wait_ns: int = 0
+    """How long the acknowledgements that it tells of last waited in queues of the other direction ..."""
+    ack_waited_ns: int = 0
+    """... and those of its last report."""
 
 
 class Interval:
     """What happened on a link within one report interval."""
 
     __slots__ = (
+        "back_queue_ns",
         "delivered_bytes",
         "end_ns",
         "pace_bytes_per_s",
@@ -85,6 +90,13 @@ class Interval:
         self.retransmits = 0
         self.queue_ns = -1
         """The least that any agent saw; -1: nobody saw any."""
+        self.back_queue_ns = -1
+        """The same of the other direction's."""
+
+    def seen(self, queue_ns: int, back_queue_ns: int) -> None:
+        """An agent saw so much of a queue, and so much of one in the other direction."""
+        self.queue_ns = queue_ns if self.queue_ns < 0 else min(self.queue_ns, queue_ns)
+        self.back_queue_ns = back_queue_ns if self.back_queue_ns < 0 else min(self.back_queue_ns, back_queue_ns)
 
 
 class Tally:
@@ -124,19 +136,28 @@ class Tally:
             intervals.popleft()
         intervals[-1].retransmits += flow.retransmits
         since_ns = flow.since_ns if flow.under_way else max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
+        for one, share in self._spread(since_ns, at_ns):
+            one.sent_bytes += flow.sent_bytes * share
+        # A queue of the other direction that grows keeps acknowledgements apart, and one that shrinks pushes them
+        # together; their data arrived at its own rate.
+        for one, share in self._spread(since_ns - flow.ack_waited_ns, at_ns - flow.ack_wait_ns):
+            one.delivered_bytes += flow.delivered_bytes * share
+
+    def _spread(self, since_ns: int, at_ns: int) -> list[tuple[Interval, float]]:
+        """The intervals between two times, and their shares in them."""
         span_ns = at_ns - since_ns
         if span_ns <= 0:  # should an agent's clock say nonsense
             since_ns, span_ns = at_ns - 1, 1
         until_ns = at_ns
-        for one in reversed(intervals):
-            begin_ns = max(one.end_ns - width_ns, since_ns)
+        found: list[tuple[Interval, float]] = []
+        for one in reversed(self.intervals):
+            begin_ns = max(one.end_ns - self.width_ns, since_ns)
             if until_ns > begin_ns:
-                share = (until_ns - begin_ns) / span_ns
-                one.delivered_bytes += flow.delivered_bytes * share
-                one.sent_bytes += flow.sent_bytes * share
+                found.append((one, (until_ns - begin_ns) / span_ns))
                 until_ns = begin_ns
             if until_ns <= since_ns:
                 break
+        return found
 
     def settle(self, horizon_ns: int, rate: float, rtt_ns: int) -> None:
         """Find out what is complete up to ``horizon_ns``, and smooth stalls; ``rate``: what is usual."""
@@ -157,6 +178,11 @@ class Tally:
         What the luckiest sees is."""
         latest = islice(self.intervals, max(0, self.complete - 1), None)
         return min((one.queue_ns for one in latest if one.queue_ns >= 0), default=0)
+
+    def back_queue_ns(self) -> int:
+        """What all agents saw of the other direction's, of late: acknowledgements wait in it."""
+        latest = islice(self.intervals, max(0, self.complete - 1), None)
+        return min((one.back_queue_ns for one in latest if one.back_queue_ns >= 0), default=0)
 
     def delivered_rate(self, count: int) -> float:
         """Over the latest ``count`` complete intervals."""

@@ -210,6 +210,7 @@ _AGENT_KINDS: dict[str, Spec] = {
             "sacked_bytes": _BYTES,
             "lost_bytes": _BYTES,
             "elapsed_ns": _NS,
+            "back_queue_ns": _NS,
         },
     ),
     "echo": Spec(core.Echo, pb.Echo, {"number": _COUNT, "held_ns": _NS}),

@@ -12,6 +12,7 @@ from proxyd.core import events as ev
 from proxyd.core.agent import AgentConfig, AgentMachine
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, Welcome
+from proxyd.core.oneway import NOISE_NS
 from proxyd.core.striping import stream_paces
 from proxyd.sim.clock import Alarm, Clock
 from proxyd.sim.link import Link
@@ -113,6 +114,7 @@ class PeerLink:
                 world.clock,
                 path,
                 self.rtt_ns - path.model.one_way_ns,
+                back_wait_ns=world.link(name.site, self.owner.name.site).wait_ns,
                 slow_start_after_idle=world.slow_start_after_idle,
                 congestion_control=world.congestion_control,
                 ask=lambda: self.owner.next_chunk(name),
@@ -178,6 +180,8 @@ class PeerLink:
             window_grows=any(s.window.bytes < s.window.threshold_bytes for s in streams),
             sacked_bytes=sum(s.granted_sacked_bytes - s.granted_delivered_bytes for s in streams),
             lost_bytes=sum(s.lost_bytes for s in streams),
+            # What the agents' pings would find (core/oneway.py).
+            back_queue_ns=max(0, min(s.ack_wait_ns for s in streams) - NOISE_NS),
         )
 
     def close(self, reason: str, *, tell_owner: bool) -> None:

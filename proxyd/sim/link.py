@@ -133,6 +133,10 @@ class Link:
             self._cross(self._clock.now_ns)
         return max(0, self._behind - self.service.bytes_by(self._clock.now_ns))
 
+    def wait_ns(self) -> int:
+        """How long a packet that comes now waits, others' packets in front of it."""
+        return self.service.time_for(self._behind) - self._clock.now_ns if self.queue_bytes else 0
+
     def counts(self) -> LinkCounts:
         """The counters now."""
         queue = self.queue_bytes

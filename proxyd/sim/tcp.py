@@ -91,6 +91,7 @@ class Flight:
     """One transmission of a segment."""
 
     __slots__ = (
+        "ack_wait_ns",
         "acked",
         "app_limited",
         "delivered_before",
@@ -116,6 +117,7 @@ class Flight:
         self.new_bytes = 0
         self.in_order_bytes = 0
         """Granted bytes in order at the receiver, as its acknowledgement says."""
+        self.ack_wait_ns = 0
         self.acked = False
         self.lost = False
         self.app_limited = False
@@ -128,6 +130,7 @@ class Stream:
     """One data connection, sender and receiver.
 
     :param back_ns: delay of acknowledgements.
+    :param back_wait_ns: what an acknowledgement that sets out now waits in queues on its way, besides.
     :param ask: called for the next chunk: ``(chunk, nbytes, granted)`` or None.
     :param arrived: called at the receiver with a chunk whose last byte is in place, in order.
     """
@@ -138,6 +141,7 @@ class Stream:
         link: Port,
         back_ns: int,
         *,
+        back_wait_ns: Callable[[], int] = lambda: 0,
         slow_start_after_idle: bool,
         congestion_control: str = "cubic",
         ask: Callable[[], tuple[object, int, bool] | None],
@@ -146,6 +150,9 @@ class Stream:
         self.clock = clock
         self.link = link
         self.back_ns = back_ns
+        self._back_wait_ns = back_wait_ns
+        self.ack_wait_ns = 0
+        """What the latest acknowledgement waited on its way."""
         self.open = True
         self.pace_bytes_per_s = 0
         self.window: CubicWindow | BbrWindow = WINDOWS[congestion_control](link.model.mss_bytes)
@@ -385,7 +392,8 @@ class Stream:
             if not segment.missing_bytes:
                 self._in_place(segment)
         flight.in_order_bytes = self._in_order_bytes
-        self.clock.at(self.clock.now_ns + self.back_ns, self._acked, flight)
+        flight.ack_wait_ns = self._back_wait_ns()
+        self.clock.at(self.clock.now_ns + self.back_ns + flight.ack_wait_ns, self._acked, flight)
 
     def _in_place(self, segment: Segment) -> None:
         if segment.number != self._expected:
@@ -406,6 +414,7 @@ class Stream:
         if not self.open:
             return
         now_ns = self.clock.now_ns
+        self.ack_wait_ns = flight.ack_wait_ns
         self._measure(now_ns - flight.sent_ns, now_ns)
         self._progress_ns, self._probed, self._backoff = now_ns, False, 0
         if not flight.lost:

@@ -533,6 +533,7 @@ class Report(_message.Message):
     SACKED_BYTES_FIELD_NUMBER: _builtins.int
     LOST_BYTES_FIELD_NUMBER: _builtins.int
     ELAPSED_NS_FIELD_NUMBER: _builtins.int
+    BACK_QUEUE_NS_FIELD_NUMBER: _builtins.int
     left_bytes: _builtins.int
     delivered_bytes: _builtins.int
     returned_bytes: _builtins.int
@@ -555,6 +556,8 @@ class Report(_message.Message):
     lost_bytes: _builtins.int
     elapsed_ns: _builtins.int
     """On the agent's clock, since the reading of the kernel's counters that the last report told; 0: the same one."""
+    back_queue_ns: _builtins.int
+    """So much of srtt_ns is queue of the other direction, which acknowledgements waited in; 0: none, or not known."""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -579,10 +582,11 @@ class Report(_message.Message):
         sacked_bytes: _builtins.int = ...,
         lost_bytes: _builtins.int = ...,
         elapsed_ns: _builtins.int = ...,
+        back_queue_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "delivered_bytes", b"delivered_bytes", "delivery_rate_bytes_per_s", b"delivery_rate_bytes_per_s", "elapsed_ns", b"elapsed_ns", "fallback_bytes", b"fallback_bytes", "leaves_in_ns", b"leaves_in_ns", "left_bytes", b"left_bytes", "limited", b"limited", "link", b"link", "lost_bytes", b"lost_bytes", "min_rtt_ns", b"min_rtt_ns", "observed_delivered_bytes", b"observed_delivered_bytes", "observed_left_bytes", b"observed_left_bytes", "retransmits", b"retransmits", "returned_bytes", b"returned_bytes", "sacked_bytes", b"sacked_bytes", "srtt_ns", b"srtt_ns", "unscheduled_bytes", b"unscheduled_bytes", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_queue_ns", b"back_queue_ns", "backlog_bytes", b"backlog_bytes", "delivered_bytes", b"delivered_bytes", "delivery_rate_bytes_per_s", b"delivery_rate_bytes_per_s", "elapsed_ns", b"elapsed_ns", "fallback_bytes", b"fallback_bytes", "leaves_in_ns", b"leaves_in_ns", "left_bytes", b"left_bytes", "limited", b"limited", "link", b"link", "lost_bytes", b"lost_bytes", "min_rtt_ns", b"min_rtt_ns", "observed_delivered_bytes", b"observed_delivered_bytes", "observed_left_bytes", b"observed_left_bytes", "retransmits", b"retransmits", "returned_bytes", b"returned_bytes", "sacked_bytes", b"sacked_bytes", "srtt_ns", b"srtt_ns", "unscheduled_bytes", b"unscheduled_bytes", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -257,18 +257,22 @@ class Expect:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Liveness of an idle control connection; answered by Pong with the same token."""
+    """Answered by Pong at once: liveness of an idle control connection, and, while data is under way, the delays of
+    both directions. ``left_ns``: when it left, on its sender's clock."""
 
     TYPE = 13
-    token: int = u64()
+    left_ns: int = u64()
 
 
 @dataclasses.dataclass(frozen=True)
 class Pong:
-    """Answer to Ping."""
+    """Answer to Ping, whose ``left_ns`` it repeats. ``arrived_ns``, ``answered_ns``: when the Ping
+    arrived and when this left, on this side's clock."""
 
     TYPE = 14
-    token: int = u64()
+    left_ns: int = u64()
+    arrived_ns: int = u64()
+    answered_ns: int = u64()
 
 
 @dataclasses.dataclass(frozen=True)

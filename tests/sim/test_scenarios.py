@@ -38,6 +38,7 @@ SEEDS = {
     "three_sites_known": 2,
     "three_sites_turns": 2,
     "two_way": 20,
+    "two_way_full": 3,
 }
 
 LINK = """description = "x"

@@ -7,7 +7,7 @@ apart, a millisecond old. So what a test sees is the estimator's doing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from proxyd.core.bandwidth import LinkEstimator, LinkSettings
 from proxyd.core.ids import LinkName
@@ -25,7 +25,10 @@ CONTROL_NS = MS
 
 class FluidLink:
     """One bottleneck. ``rate(time_ns)``: payload bytes/s; ``demand(time_ns)``: the most that is offered, bytes/s;
-    ``held(time_ns)``: hosts are held up, and no acknowledgement is seen."""
+    ``held(time_ns)``: hosts are held up, and no acknowledgement is seen.
+
+    ``beside``: the link of the other direction, once both exist; acknowledgements wait in its queue, and with ``tells``
+    the agents say so (``back_noise`` less, which they can't be sure of)."""
 
     def __init__(
         self,
@@ -48,23 +51,28 @@ class FluidLink:
         self.estimates: list[int] = []
         self._bucket = bucket
         self._tokens = bucket[1] if bucket else 0.0
-        self._acks: deque[tuple[int, float, float, int]] = deque()
+        self._acks: deque[tuple[int, float, float, int, int]] = deque()
         self._sent = self._arrived = self._known_lost = 0.0
         self._srtt_ns = rtt_ns
         self._pace = float(self.estimator.pace_bytes_per_s)
         self._paces: deque[tuple[int, float]] = deque()
         self._told = (0.0, 0.0, 0, 0)
+        self.beside: FluidLink | None = None
+        self.tells = False
+        self._ack_wait_ns = self._told_wait_ns = 0
+        self._crossing: deque[tuple[int, float, float, int]] = deque()
 
     def run(self, for_ns: int) -> None:
         """Let time pass; figures count from here on."""
+        run_together([self], for_ns)
+
+    def begin_count(self) -> None:
+        """Figures count from here on."""
         self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
         self.queues.clear()
         self.estimates.clear()
-        end_ns = self.now_ns + for_ns
-        while self.now_ns < end_ns:
-            self._step()
 
-    def _step(self) -> None:
+    def step(self) -> None:
         now_ns = self.now_ns = self.now_ns + STEP_NS
         while self._paces and self._paces[0][0] <= now_ns:
             self._pace = self._paces.popleft()[1]
@@ -88,9 +96,14 @@ class FluidLink:
         self.carried_bytes += served
         self.could_bytes += could
         waits_ns = int(self.queue_bytes / max(self.rate(now_ns), 1.0) * SECOND)
-        self._acks.append((now_ns + self.rtt_ns, served, lost, self.rtt_ns + waits_ns))
+        self._crossing.append((now_ns + self.rtt_ns // 2, served, lost, self.rtt_ns + waits_ns))
+        while self._crossing and self._crossing[0][0] <= now_ns:
+            at_ns, served, lost, rtt_ns = self._crossing.popleft()
+            beside = self.beside
+            wait_ns = int(beside.queue_bytes / max(beside.rate(now_ns), 1.0) * SECOND) if beside is not None else 0
+            self._acks.append((at_ns + wait_ns + self.rtt_ns // 2, served, lost, rtt_ns + wait_ns, wait_ns))
         while self._acks and self._acks[0][0] <= now_ns and not self.held(now_ns):
-            _, arrived, gone, rtt_ns = self._acks.popleft()
+            _, arrived, gone, rtt_ns, self._ack_wait_ns = self._acks.popleft()
             self._arrived += arrived
             self._known_lost += gone
             self._srtt_ns += (rtt_ns - self._srtt_ns) // 8
@@ -118,7 +131,12 @@ class FluidLink:
             demand=self.demand(now_ns) > self._pace,
             control_rtt_ns=CONTROL_NS,
         )
-        report = Report(LINK, 0, 0, 0, 0, 0, 0, 0, self._srtt_ns + self.noise(), self.rtt_ns, 0, 0, False)
+        wait_ns = self._ack_wait_ns if self.tells else 0
+        flow.ack_wait_ns, flow.ack_waited_ns, self._told_wait_ns = wait_ns, self._told_wait_ns, wait_ns
+        flow.horizon_ns -= wait_ns
+        report = Report(
+            LINK, 0, 0, 0, 0, 0, 0, 0, self._srtt_ns + self.noise(), self.rtt_ns, 0, 0, False, back_queue_ns=wait_ns
+        )
         self.estimator.on_report(report, flow, now_ns)
         self._paces.append((now_ns + CONTROL_NS // 2, float(self.estimator.pace_bytes_per_s)))
 
@@ -135,3 +153,13 @@ class FluidLink:
     def queue_p99_bytes(self) -> float:
         """Over time."""
         return sorted(self.queues)[len(self.queues) * 99 // 100]
+
+
+def run_together(links: Sequence[FluidLink], for_ns: int) -> None:
+    """Let time pass for all of them; figures count from here on."""
+    for link in links:
+        link.begin_count()
+    end_ns = links[0].now_ns + for_ns
+    while links[0].now_ns < end_ns:
+        for link in links:
+            link.step()

@@ -13,7 +13,7 @@ from proxyd.core.bandwidth import LinkEstimator, LinkSettings
 from proxyd.core.messages import Report
 from proxyd.core.tally import Flow
 from proxyd.core.traces import synthetic
-from tests.unit.core.bottleneck import LINK, MS, SECOND, FluidLink
+from tests.unit.core.bottleneck import LINK, MS, SECOND, FluidLink, run_together
 
 RATE = 49_700_000.0
 BDP = RATE * 0.06
@@ -77,6 +77,28 @@ def test_moving_links_are_followed(kind: str, used: float, queue_bdp: float, los
     assert link.used > used
     assert link.queue_p99_bytes() < queue_bdp * BDP
     assert link.loss < loss
+
+
+@pytest.mark.parametrize(("kind", "used", "queue_bdp"), [("calm", 0.97, 0.12), ("moderate", 0.95, 0.45)])
+@pytest.mark.parametrize("tells", [True, False])
+def test_both_directions_at_once(kind: str, used: float, queue_bdp: float, tells: bool) -> None:
+    """Acknowledgements wait in the other direction's queue. Agents that can't tell it apart take it for their own, and
+    both directions slow down for each other."""
+    links = []
+    for seed in (11, 12):
+        trace = synthetic(kind, int(RATE), 30 * SECOND, seed)
+        links.append(FluidLink(lambda t, trace=trace: float(trace.rate_at(t)), buffer_bytes=BDP))  # type: ignore[misc]
+    forth, back = links
+    forth.beside, back.beside, forth.tells, back.tells = back, forth, tells, tells
+    run_together(links, 2 * SECOND)
+    run_together(links, 15 * SECOND)
+    if tells:
+        for link in links:
+            assert link.used > used
+            assert link.queue_p99_bytes() < queue_bdp * BDP
+            assert link.loss < 0.001
+    else:
+        assert min(link.used for link in links) < 0.9, "then there was nothing to tell"
 
 
 def test_light_use_leaves_the_estimate_alone() -> None:

@@ -102,3 +102,22 @@ def test_holes_are_what_was_not_sent_of_the_pace() -> None:
         tally.settle(100 * MS, RATE, RTT_NS)
     assert not full.has_holes(RTT_NS)
     assert holed.has_holes(RTT_NS)
+
+
+def test_acknowledgements_that_waited_count_when_their_data_arrived() -> None:
+    """A queue of the other direction grows by 20 ms within 50 and shrinks again: acknowledgements come at 5/7 of the
+    rate and at 5/3 of it, and what they acknowledge arrived at one rate all the time."""
+    tally = Tally(9000)
+    steady(tally, 0, 100)
+    waited_ns, at_ms = 0, 100.0
+    for step in range(20):
+        wait_ns = (2 * (step + 1) if step < 10 else 2 * (19 - step)) * MS
+        since_ms, at_ms = at_ms, at_ms + 5 + (wait_ns - waited_ns) / MS
+        late = flow(at_ms, PER_REPORT, PER_REPORT, since_ms)
+        late.ack_wait_ns, late.ack_waited_ns, waited_ns = wait_ns, waited_ns, wait_ns
+        late.horizon_ns -= wait_ns
+        tally.add(late, RTT_NS, int(RATE))
+    tally.settle(200 * MS, RATE, RTT_NS)
+    counted = [one.delivered_bytes for one in tally.intervals if 100 * MS < one.end_ns <= 195 * MS]
+    assert len(counted) >= 18
+    assert counted == pytest.approx([PER_REPORT] * len(counted), rel=0.01)
