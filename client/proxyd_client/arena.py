@@ -5,7 +5,8 @@ keeps reusing the lowest addresses, and that is the point: the first touch of a 
 six times a warm one.
 
 A mapping is never closed by hand: views of messages may outlive the endpoint, and unmapping under a view crashes the
-process. Each view holds the mapping; the last one to die unmaps it.
+process. Each view holds the mapping; the last one to die unmaps it. A session lets go of its mappings when it ends, and
+nothing that holds one is part of a reference cycle: an arena is too large to wait for the garbage collector.
 """
 
 from __future__ import annotations

@@ -30,6 +30,14 @@ class _Driver(enum.Enum):
     BACKGROUND = 2
 
 
+def _nothing() -> None:
+    pass
+
+
+def _no_work() -> bool:
+    return False
+
+
 class Progress:
     """The driving of one session.
 
@@ -66,6 +74,8 @@ class Progress:
     def stop(self) -> None:
         """No more reading; with the lock held. Waiters look at their condition once more and return."""
         self._ended = True
+        # They are the session's, which holds this: without the collector the two would keep each other for ever.
+        self._pump, self._work, self._idle = _nothing, _no_work, _nothing
         self._link.wake()
         self._changed.notify_all()
         self._background_turn.notify_all()

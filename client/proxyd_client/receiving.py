@@ -264,7 +264,7 @@ class Receiver:
                 self._fail_lost(cast(Receive, receive), self._gone[frame.rank])
 
     def fail_all(self, error: ProxydError) -> None:
-        """The session ended: every receive that isn't complete fails."""
+        """The session ended: every receive that isn't complete fails. Arenas go, except for those that views lie in."""
         waiting = [cast(Receive, receive) for receive in self._matcher.all_waiting()]
         held = [cast(Receive, i.receive) for i in self._incoming.values() if i.receive is not None]
         for receive in (*waiting, *held):
@@ -275,9 +275,13 @@ class Receiver:
                     done = f"{incoming.landed_bytes} of {incoming.envelope.nbytes} bytes done"
                     what = f"was given up ({receive.phase}, {done})"
                 self._end(receive, self._error(type(error), receive, what, str(error), ""))
+            if receive.incoming is not None:
+                self._matcher.finished(receive.incoming)  # they refer to each other, and so would keep the buffer
+        self._matcher = Matcher()
         self._incoming.clear()
         self._private.clear()
         self._landing.clear()
+        self._arenas.clear()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -349,12 +353,13 @@ class Receiver:
         start = receive.copied_bytes
         end = min(incoming.landed_bytes, start + _COPY_BYTES)
         source = self._source(incoming)
+        mapping = self._arenas.get(incoming.arena)  # the session may end meanwhile
         receive.copying = True
         self.core.lock.release()
         try:
             np.copyto(into.data[start:end], source[start:end])
-            if incoming.arena and incoming.envelope.nbytes > LARGE_BYTES:
-                self._arenas[incoming.arena].forget_pages(incoming.offset + start, end - start)
+            if mapping is not None and incoming.envelope.nbytes > LARGE_BYTES:
+                mapping.forget_pages(incoming.offset + start, end - start)
         finally:
             self.core.lock.acquire()
             receive.copying = False

@@ -351,7 +351,8 @@ class Sender:
         )
 
     def _free(self, block: SendBlock) -> None:
-        self._arenas.free(block)
+        if not self.core.has_ended():  # else its arena is given up, too
+            self._arenas.free(block)
         self._room_changed()
 
     def _room_changed(self) -> None:
@@ -411,9 +412,11 @@ class Sender:
         self.pending.pop(send.sequence, None)
         if send.block is not None and not send.copying:
             self._free(send.block)
+        send.block = None  # a handle may be kept for long
         self.core.progress.notify()
 
     def fail_all(self, error: ProxydError) -> None:
-        """The session ended."""
+        """The session ended. Its arenas go, except for blocks that are being copied into."""
         for send in list(self.pending.values()):
             send.fail(type(error), "was given up", str(error), "")
+        self._arenas = SendArenas()

@@ -227,7 +227,7 @@ class Session:
         """The session is over; with the lock held. Only the first error counts."""
         core = self.core
         if core.failure is None:
-            core.failure = error
+            core.failure = error.again()  # without a traceback, whose frames hold this session and its arenas
             self.sender.fail_all(error)
             self.receiver.fail_all(error)
             core.progress.stop()
