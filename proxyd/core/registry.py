@@ -1,8 +1,10 @@
 """The coordinator's directory: which endpoint lives at which agent, and who has to be told of it.
 
 The newest life of an endpoint wins, wherever it registers. An agent that lost its session keeps its endpoints for one
-lease: it usually comes back within seconds, and a trainer that is alive must not be called gone. Changes are collected
-and broadcast in batches.
+lease: it usually comes back within seconds, and a trainer that is alive must not be called gone. When it comes back it
+registers all its trainers again, also one that hangs and whose rank lives elsewhere by now. That one is not the newest:
+it would take the place of the present life, and with its end nobody would be there. Changes are collected and broadcast
+in batches.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from proxyd.core.ids import AgentName, EndpointName
 from proxyd.core.messages import AgentHello, Directory, DirectoryEntry
 
 MAX_ENDPOINTS_PER_SESSION = 100_000
+MAX_EARLIER = 10_000
+"""How many endpoints' earlier lives are kept in mind."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,6 +35,8 @@ class Registry:
         self._gone: dict[tuple[EndpointName, int], str] = {}
         self._lost_sessions: dict[int, tuple[AgentName, int]] = {}
         """Session -> (agent, when it ended), for those with endpoints left."""
+        self._earlier: dict[EndpointName, int] = {}
+        """The last life that was replaced or lost sight of, and may still be there."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -50,16 +56,19 @@ class Registry:
         return bool(self._came or self._gone)
 
     def up(self, session: int, hello: AgentHello, endpoint: EndpointName, incarnation: int) -> bool:
-        """An endpoint registered; False: its session has too many."""
+        """An endpoint registered, for the first time or again; False: its session has too many."""
         mine = self._of_session.setdefault(session, set())
         if endpoint not in mine and len(mine) >= MAX_ENDPOINTS_PER_SESSION:
             return False
         entry = DirectoryEntry(endpoint, incarnation, hello.agent, hello.incarnation, hello.data_address)
         before = self._known.get(endpoint)
+        if before is not None and before.entry.incarnation != incarnation == self._earlier.get(endpoint):
+            return True
         if before is not None:
             self._of_session[before.session].discard(endpoint)
             if before.entry.incarnation != incarnation:
                 self._note_gone(before.entry, f"replaced by a new process at {hello.agent}")
+                self._remember(before.entry)
         self._known[endpoint] = _Registered(entry, session)
         mine.add(endpoint)
         if before is None or before.entry != entry:
@@ -71,6 +80,8 @@ class Registry:
         known = self._known.get(endpoint)
         if known is not None and known.session == session and known.entry.incarnation == incarnation:
             self._remove(endpoint, reason)
+        if self._earlier.get(endpoint) == incarnation:
+            del self._earlier[endpoint]
 
     def session_lost(self, session: int, agent: AgentName, now_ns: int) -> None:
         """An agent's session ended: its endpoints stay for one lease."""
@@ -113,6 +124,7 @@ class Registry:
 
     def _drop(self, session: int, reason: str) -> None:
         for endpoint in sorted(self._of_session.get(session, ()), key=lambda e: (e.job, e.rank)):
+            self._remember(self._known[endpoint].entry)
             self._remove(endpoint, reason)
         self._of_session.pop(session, None)
         self._lost_sessions.pop(session, None)
@@ -121,6 +133,12 @@ class Registry:
         known = self._known.pop(endpoint)
         self._of_session[known.session].discard(endpoint)
         self._note_gone(known.entry, reason)
+
+    def _remember(self, entry: DirectoryEntry) -> None:
+        self._earlier.pop(entry.endpoint, None)
+        self._earlier[entry.endpoint] = entry.incarnation
+        if len(self._earlier) > MAX_EARLIER:
+            del self._earlier[next(iter(self._earlier))]
 
     def _note_gone(self, entry: DirectoryEntry, reason: str) -> None:
         self._came.pop(entry.endpoint, None)

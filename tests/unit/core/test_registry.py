@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxyd.core.ids import AgentName, EndpointName
 from proxyd.core.messages import AgentHello
 from proxyd.core.registry import Registry
@@ -70,3 +72,48 @@ def test_a_restarted_agent_has_none_of_its_old_endpoints() -> None:
     ((name, life, reason),) = registry.take_changes().gone
     assert (name, life) == (RANK0, 5)
     assert "restarted" in reason
+
+
+@pytest.mark.parametrize("away", [LEASE - 1, LEASE])
+def test_a_hung_process_whose_agent_returns_does_not_take_its_rank_back(away: int) -> None:
+    """Its agent was out of reach while the rank was started elsewhere: after its end the new one is still there."""
+    registry = Registry()
+    registry.up(1, A, RANK0, 5)
+    registry.session_lost(1, A.agent, 0)
+    registry.expire(away, LEASE)
+    registry.up(2, B, RANK0, 7)
+    registry.take_changes()
+    registry.agent_returned(A.agent, A.incarnation)
+    assert registry.up(3, A, RANK0, 5)
+    assert not registry.changed
+    registry.down(3, RANK0, 5, "killed")
+    registry.expire(2 * LEASE, LEASE)
+    assert not registry.changed
+    assert [(entry.agent, entry.incarnation) for entry in registry.entries] == [(B.agent, 7)]
+
+
+def test_an_earlier_life_is_welcome_where_nobody_has_taken_its_place() -> None:
+    registry = Registry()
+    registry.up(1, A, RANK0, 5)
+    registry.session_lost(1, A.agent, 0)
+    registry.expire(LEASE, LEASE)
+    registry.up(2, A, RANK0, 5)
+    assert [entry.incarnation for entry in registry.entries] == [5]
+    registry.up(3, B, RANK0, 7)
+    registry.down(3, RANK0, 7, "killed")
+    registry.up(4, A, RANK0, 5)
+    assert [entry.incarnation for entry in registry.entries] == [5]
+
+
+def test_earlier_lives_are_forgotten_when_they_end_or_become_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxyd.core.registry.MAX_EARLIER", 2)
+    registry = Registry()
+    registry.up(1, A, RANK0, 5)
+    registry.up(2, B, RANK0, 7)
+    assert registry._earlier == {RANK0: 5}
+    registry.down(1, RANK0, 5, "killed")
+    assert registry._earlier == {}
+    for rank in range(3):
+        registry.up(1, A, EndpointName("job", rank), 10)
+        registry.up(2, B, EndpointName("job", rank), 20)
+    assert list(registry._earlier) == [RANK1, EndpointName("job", 2)]
