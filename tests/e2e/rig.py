@@ -128,17 +128,20 @@ class CountedEndpoint(Endpoint):
         self.net.sent(self, dst, memoryview(buffer).nbytes, handle)
         return handle
 
-    def knows(self, rank: int) -> None:
-        """Wait until this endpoint's agent knows a (new) life of a rank."""
+    def knows(self, rank: int, link: str = "") -> None:
+        """Wait until this endpoint's agent knows a (new) life of a rank, at the end of ``link`` if one is named.
+
+        Between the end of one life and the news of the next it knows none.
+        """
 
         def found() -> bool:
             try:
-                self.link_state(rank)
+                state = self.link_state(rank)
             except proxyd_client.PeerLost:
                 return False
-            return True
+            return not link or state.link == link
 
-        until(found, f"rank {rank} is registered")
+        until(found, f"rank {rank} is registered" + (f", over {link}" if link else ""))
 
 
 class Net:

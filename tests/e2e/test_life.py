@@ -161,7 +161,7 @@ def test_a_rank_moves_to_another_site(net: Net) -> None:
     assert np.array_equal(old.recv(src=0, timeout_s=10).array, pattern(MIB))
     old.close()
     new = net.connect(1, "b")
-    until(lambda: sender.link_state(1).link == "a->b", "rank 1 is found at b")
+    sender.knows(1, "a->b")
     handle = sender.isend(pattern(2 * MIB), dst=1)
     assert np.array_equal(new.recv(src=0, timeout_s=10).array, pattern(2 * MIB))
     handle.wait(5)
