@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import xxhash
 
 from proxyd.agent import tcp
 from proxyd.agent.arenas import Block
@@ -71,11 +72,17 @@ def test_no_ceiling_is_so_low_that_the_kernel_waits_for_long(pair: tuple[socket.
     asyncio.run(body())
 
 
-class Nobody:
-    """Chunks for nobody: they are read and thrown away."""
+class OneChunk:
+    """A message of one chunk; :attr:`began` and :attr:`ended` are set once the turn is over in which it did."""
 
-    def block_of(self, transfer: TransferId) -> Block | None:
-        return None
+    def __init__(self, nbytes: int) -> None:
+        self.block = Block(TRANSFER, None, 0, 0, nbytes, nbytes)
+        self.block.payload = memoryview(bytearray(nbytes))
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+    def block_of(self, transfer: TransferId) -> Block:
+        asyncio.get_running_loop().call_soon(self.began.set)
+        return self.block
 
     def was_offered(self, transfer: TransferId) -> bool:
         return True
@@ -84,30 +91,30 @@ class Nobody:
         raise AssertionError(header)
 
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
-        raise AssertionError(transfer)
+        assert good
+        asyncio.get_running_loop().call_soon(self.ended.set)
 
 
-@pytest.mark.parametrize("length", [100_000, 1 << 20])
+@pytest.mark.parametrize("length", [5_000, 100_000, 1 << 20])
 def test_wakeups_are_few_but_never_limit_the_window(pair: tuple[socket.socket, socket.socket], length: int) -> None:
     """Were the low-water mark near the receive buffer, the kernel would limit the window to it for good."""
 
     async def body() -> None:
         sock, other = pair
-        stream = ReceiveStream(sock, Nobody(), lambda reason: None)
+        sink = OneChunk(length)
+        stream = ReceiveStream(sock, sink, lambda reason: None)
+        data = bytes(length)
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(other, wire.encode_data_header(TRANSFER, 0, length, 0) + bytes(1000))
-        for _ in range(100):
+        header = wire.encode_data_header(TRANSFER, 0, length, xxhash.xxh3_64_intdigest(data))
+        async with asyncio.timeout(20):
+            await loop.sock_sendall(other, header + data[:1000])
+            await sink.began.wait()
             low = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
-            if low > 1:
-                break
-            await asyncio.sleep(0.001)
-        assert 1 < low <= sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // WAKE_OF_BUFFER
-        await loop.sock_sendall(other, bytes(length - 1000))
-        for _ in range(1000):
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1:
-                break
-            await asyncio.sleep(0.001)
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1, "between chunks every byte wakes"
+            assert 1 < low <= sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // WAKE_OF_BUFFER
+            assert low <= length - 1000, "the end of a chunk always wakes"
+            await loop.sock_sendall(other, data[1000:])
+            await sink.ended.wait()
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1, "between chunks every byte wakes"
         stream.close()
 
     asyncio.run(body())
