@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -176,11 +177,13 @@ def test_both_sides_send_more_than_all_buffers_hold_and_then_receive(start: Call
     """48 MiB each way through 8 MiB of credit: neither send can complete before the receive is posted."""
     net = start(agent=SMALL)
     left, right = net.pair()
+    both_wait = threading.Barrier(2, timeout=30)
 
     def exchange(me: CountedEndpoint, mine: int, other: int) -> None:
         handle = me.isend(pattern(48 * MIB, mine), dst=other, tag=1)
         with pytest.raises(TransferTimeout):
             handle.wait(0.3)
+        both_wait.wait()  # else the receive of one may be there before the other has begun to wait
         out = np.empty(48 * MIB, np.uint8)
         me.irecv_into(out, src=other, tag=1).wait(30)
         handle.wait(30)
