@@ -29,8 +29,8 @@ STALL_PACKETS = 8
 BURST = 1.03
 """A rate that is believed isn't further than this above what two thirds of a round trip delivered."""
 LASTING_NS = 40_000_000
-"""Nor above what this long delivered: hosts and middle boxes hold packets up for ten milliseconds and more, and let them go
-in one burst. With 20 ms (on a path of 30 ms) such a burst raised the estimate by 17 % for seconds."""
+"""Nor above what this long delivered: hosts and middle boxes hold packets up for ten milliseconds and more, and let
+them go in one burst. With 20 ms (on a path of 30 ms) such a burst raised the estimate by 17 % for seconds."""
 DIFFERS = 0.08
 """Delivered and sent rates that are further apart than this say that the link decides ..."""
 DIFFERS_LEAST = 0.03

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import time
@@ -79,14 +80,17 @@ def test_one_large_transfer_fills_the_link_with_shipped_defaults(make_wan: MakeW
 
 
 @pytest.mark.slow
-def test_three_senders_at_once_over_a_shallow_buffer_lose_no_packet(
-    make_wan: MakeWan, start: Callable[..., Net]
+@pytest.mark.parametrize(("estimate", "wanted"), [("fixed", 4), (None, 1)])
+def test_three_senders_at_once_over_a_shallow_buffer(
+    make_wan: MakeWan, start: Callable[..., Net], estimate: str | None, wanted: int
 ) -> None:
-    """Four bursts in a row without a single drop, once connections are warm. A machine that does other things too
-    holds an agent up now and then, so there are several tries; but drops stay rarer than one in two hundred (1.3 in a
-    thousand were seen; plain TCP loses some percent there)."""
-    senders, nbytes, warmup, wanted, most = 3, 2 * MIB, 2, 4, 20
+    """Where the capacity is believed, four bursts in a row without a single drop, once connections are warm. Where it
+    is but the estimate's beginning, the gateway's 25 packets are probed as well, and half of the bursts are clean. A
+    machine that does other things too holds an agent up now and then, so there are several tries; but drops stay rarer
+    than one in two hundred (1 in 10,000 to 1.5 in 1,000 were seen; plain TCP loses some percent there)."""
+    senders, nbytes, warmup, most = 3, 2 * MIB, 2, 20
     wan, figures = make_wan({"a": senders, "b": 1}, 100, 30, 0.1, mtu=1500, slow_start_after_idle=False)
+    figures = {link: dataclasses.replace(told, estimate=estimate) for link, told in figures.items()}
     net = start({"a": senders, "b": 1}, links=figures, wan=wan)
     receiver = net.connect(100, "b")
     endpoints = [net.connect(rank, "a", rank) for rank in range(senders)]
@@ -107,9 +111,9 @@ def test_three_senders_at_once_over_a_shallow_buffer_lose_no_packet(
         before = now
         if burst == warmup - 1:
             warm = now
-        if clean == wanted:
+        if clean >= wanted and burst >= warmup + 5:
             break
-    assert clean == wanted, f"never {wanted} bursts in a row without a drop in {most}"
+    assert clean >= wanted, f"never {wanted} bursts in a row without a drop in {most}"
     since = before.since(warm)
     assert since.dropped_packets <= since.passed_packets / 200
 
