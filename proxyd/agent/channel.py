@@ -21,7 +21,10 @@ from proxyd.wire.envelope import TransferId
 
 READ_BYTES = 256 << 10
 PROBE_NS = 10_000_000
-"""Pings for the delays are at least so far apart: each costs some 50 microseconds of either host in all."""
+"""Pings for the delays are at least so far apart: each costs some 50 microseconds of either host in all ..."""
+PROBE_BYTES = 125
+PROBE_OF_PACE = 200
+"""... and so many bytes of either direction, of which they take no more than this part."""
 MAX_UNSENT_BYTES = 16 << 20
 """What may wait for a peer that doesn't read. Control frames are some hundred bytes for each message under way, so this
 is far beyond any working peer."""
@@ -74,10 +77,16 @@ class ControlChannel:
             self._ping(now_ns)
         self._check = self._loop.call_later(quarter_ns / 1e9, self._check_silence)
 
-    def probe(self) -> None:
-        """Measure the delays of both directions, unless that was done just now."""
+    def probe(self, pace_bytes_per_s: int) -> None:
+        """Measure the delays of both directions, unless that was done just now.
+
+        :param pace_bytes_per_s: of the data beside it; 0: without limit.
+        """
         now_ns = time.monotonic_ns()
-        if now_ns - self._pinged_ns >= PROBE_NS and not self._out:
+        interval_ns = PROBE_NS
+        if pace_bytes_per_s:
+            interval_ns = max(interval_ns, PROBE_BYTES * PROBE_OF_PACE * 1_000_000_000 // pace_bytes_per_s)
+        if now_ns - self._pinged_ns >= interval_ns and not self._out:
             self._ping(now_ns)
             self.flush()  # it says when it leaves
 

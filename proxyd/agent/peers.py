@@ -330,7 +330,7 @@ class PeerLink:
             return
         if any(not stream.ledger.is_settled for stream in self._streams):
             if self._channel is not None:
-                self._channel.probe()
+                self._channel.probe(self._pace_bytes_per_s)
             interval_ns = max(MIN_POLL_NS, progress.min_rtt_ns // RTT_PER_POLL)
             self._poll = self._loop.call_later(interval_ns / 1e9, self._on_poll)
         self._emit(progress)
