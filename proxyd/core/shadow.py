@@ -221,7 +221,8 @@ class ShadowLink:
         self._real.estimator.on_report(report, flow, now_ns)
         self._line.arrived(flow.delivered_bytes, now_ns)
         if flow.sent_bytes and report.srtt_ns:
-            self._real_queue.add(report.srtt_ns - report.back_queue_ns - self._real.estimator.min_rtt_ns(now_ns))
+            queue_ns = report.srtt_ns - report.back_queue_ns - self._real.estimator.min_rtt_ns(now_ns)
+            self._real_queue.add(max(0, queue_ns))  # whatever an agent claims
 
     def _agent(self, session: int) -> _Agent:
         found = self._agents.get(session)

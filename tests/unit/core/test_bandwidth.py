@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 from proxyd.core.bandwidth import LinkEstimator, LinkSettings
 from proxyd.core.messages import Report
 from proxyd.core.tally import Flow
-from proxyd.core.traces import synthetic
+from proxyd.core.traces import RateTrace, synthetic
 from tests.unit.core.bottleneck import LINK, MS, SECOND, FluidLink, run_together
 
 RATE = 49_700_000.0
 BDP = RATE * 0.06
+
+
+def played(trace: RateTrace, time_ns: int) -> float:
+    return float(trace.rate_at(time_ns))
 
 
 def at(link: FluidLink) -> float:
@@ -87,7 +92,7 @@ def test_both_directions_at_once(kind: str, used: float, queue_bdp: float, tells
     links = []
     for seed in (11, 12):
         trace = synthetic(kind, int(RATE), 30 * SECOND, seed)
-        links.append(FluidLink(lambda t, trace=trace: float(trace.rate_at(t)), buffer_bytes=BDP))  # type: ignore[misc]
+        links.append(FluidLink(partial(played, trace), buffer_bytes=BDP))
     forth, back = links
     forth.beside, back.beside, forth.tells, back.tells = back, forth, tells, tells
     run_together(links, 2 * SECOND)
