@@ -17,10 +17,10 @@ TEST_EXTRAS := daemon,report,dev$(if $(WITH_TORCH),$(comma)torch)
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test lint format protos bench clean
+.PHONY: help venv demo test test-faults lint format protos bench clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@tools/prepare.sh venv "$(PYTHON)"
@@ -45,6 +45,10 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 test: $(TEST_STAMP) ## All tests (PYTEST_ARGS=... is passed on)
 	@tools/prepare.sh tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-faults: $(TEST_STAMP) ## The fault suite alone: every row of docs/reliability.md that a test holds
+	@tools/prepare.sh tests
+	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## ruff, mypy --strict, layers, generated code in step with the protos
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from proxyd.wan.counters import Fidelity, LinkCounters
 from proxyd.wan.errors import WanError
+from proxyd.wan.faults import LinkFaults
 from proxyd.wan.history import History
 from proxyd.wan.policer import PolicerSpec
 from proxyd.wan.spec import LinkSpec, SharedSpec
@@ -18,6 +19,7 @@ __all__ = [
     "History",
     "Host",
     "LinkCounters",
+    "LinkFaults",
     "LinkSpec",
     "PolicerSpec",
     "RateSteps",

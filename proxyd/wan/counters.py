@@ -16,7 +16,7 @@ from proxyd.wan.history import History
 HEADER_WORDS = 16
 HISTOGRAM_BINS = 2048
 HISTOGRAM_BIN_NS = 5_000
-LINK_WORDS = 16
+LINK_WORDS = 24
 
 # Header words.
 GENERATION, WAKEUPS, UNROUTABLE, LATE_MAX_NS, FIFO, READY = 0, 1, 2, 3, 4, 5
@@ -24,9 +24,10 @@ GENERATION, WAKEUPS, UNROUTABLE, LATE_MAX_NS, FIFO, READY = 0, 1, 2, 3, 4, 5
 PASSED_PACKETS, PASSED_BYTES, DROPPED_PACKETS, DROPPED_BYTES = 0, 1, 2, 3
 LOST_PACKETS, LOST_BYTES, QUEUE_BYTES, QUEUE_PEAK_BYTES = 4, 5, 6, 7
 POLICED_PACKETS, POLICED_BYTES, CARRIED_BYTES, CAPACITY_BYTES = 8, 9, 10, 11
-SAMPLES, LINE_ORIGIN_NS = 12, 13
-COUNTERS = 12
+CORRUPTED_PACKETS, DUPLICATED_PACKETS, REORDERED_PACKETS, RESET_PACKETS, OVERSIZED_PACKETS = 12, 13, 14, 15, 16
+COUNTERS = 17
 """The first words of a link are the fields of :class:`LinkCounters`, in order."""
+SAMPLES, LINE_ORIGIN_NS = 17, 18
 # Words of one sample.
 SAMPLE_WORDS = 7
 
@@ -38,7 +39,8 @@ class LinkCounters:
     ``passed`` crossed the link and were delivered; ``dropped`` found the buffer full; ``lost`` fell to random loss or
     to a link that was down; ``policed`` exceeded the policer's contract. ``queue_bytes`` is the queue now,
     ``queue_peak_bytes`` the longest so far. ``carried_bytes`` have left the queue, ``capacity_bytes`` would have, had
-    there always been some: their quotient is how much of the link was used.
+    there always been some: their quotient is how much of the link was used. The last five count what
+    :class:`~proxyd.wan.faults.LinkFaults` did; ``oversized`` packets are also ``lost``.
     """
 
     passed_packets: int
@@ -53,6 +55,11 @@ class LinkCounters:
     policed_bytes: int = 0
     carried_bytes: int = 0
     capacity_bytes: int = 0
+    corrupted_packets: int = 0
+    duplicated_packets: int = 0
+    reordered_packets: int = 0
+    reset_packets: int = 0
+    oversized_packets: int = 0
 
     def since(self, earlier: LinkCounters) -> LinkCounters:
         """What was added after ``earlier`` was read; the two queue values stay as they are now."""

@@ -21,6 +21,7 @@ from typing import Any
 from proxyd.wan import counters as page
 from proxyd.wan.bottleneck import Bottleneck
 from proxyd.wan.counters import CounterPage
+from proxyd.wan.faults import LinkFaults, Tamperer
 from proxyd.wan.netns import PR_SET_PDEATHSIG, PR_SET_TIMERSLACK, prctl
 from proxyd.wan.policer import Policer, PolicerSpec
 from proxyd.wan.spec import LinkSpec
@@ -65,6 +66,9 @@ class Link:
         self.loss = spec.loss
         self.random = random.Random(spec.seed)
         self.down = False
+        self.tamperer = Tamperer()
+        self.tampers = False
+        """Whether it has anything to do: most links never need it, and a packet costs enough as it is."""
         self.passed_packets = self.passed_bytes = 0
         self.dropped_packets = self.dropped_bytes = 0
         self.lost_packets = self.lost_bytes = 0
@@ -76,7 +80,7 @@ class Link:
 
     def offer(self, packet: Any, length: int, now_ns: int) -> None:
         """A packet from the sending site."""
-        if self.down:
+        if self.down or (self.tampers and not self.tamperer.fits(length)):
             self.lost_packets += 1
             self.lost_bytes += length
         elif self.policer is not None and not self.policer.admits(length, now_ns):
@@ -100,6 +104,12 @@ class Link:
         self.passed_packets += 1
         self.passed_bytes += length
         return True
+
+    def next_due_ns(self) -> int | None:
+        """When the next packet arrives at the far end, late ones included; None if nothing is under way."""
+        due_ns = self.bottleneck.next_due_ns()
+        late_ns = self.tamperer.next_due_ns() if self.tampers else None
+        return due_ns if late_ns is None else late_ns if due_ns is None else min(due_ns, late_ns)
 
 
 class Shared(Link):
@@ -149,6 +159,8 @@ class Emulator:
         self.wakeups = 0
         self.next_sample_ns = now_ns
         self.control = b""
+        self.blocked: set[bytes] = set()
+        """Source and destination address, as in the packet, of hosts whose packets vanish."""
 
     def run(self) -> None:
         """Until stdin ends."""
@@ -157,7 +169,7 @@ class Emulator:
             now_ns = time.monotonic_ns()
             wait_s = IDLE_WAIT_S
             for link in self.lines:
-                due_ns = link.bottleneck.next_due_ns()
+                due_ns = link.next_due_ns()
                 if due_ns is not None:
                     wait_s = min(wait_s, max(0, due_ns - now_ns) / 1e9)
                     wait_s = min(wait_s, max(0, self.next_sample_ns - now_ns) / 1e9)
@@ -185,6 +197,9 @@ class Emulator:
             link = route.get(packet[18]) if len(packet) >= 20 and packet[0] >> 4 == 4 else None
             if link is None:
                 self.unroutable += 1
+            elif self.blocked and packet[12:20] in self.blocked:
+                link.lost_packets += 1
+                link.lost_bytes += len(packet)
             elif link.shared is None:
                 link.offer(packet, len(packet), time.monotonic_ns())
             else:
@@ -203,11 +218,18 @@ class Emulator:
                     break
                 due_ns, packet = popped
                 if link.survives(len(packet)):
-                    os.write(link.out_fd, packet)
+                    if link.tampers:
+                        for arriving in link.tamperer.deliver(packet, now_ns):
+                            os.write(link.out_fd, arriving)
+                    else:
+                        os.write(link.out_fd, packet)
                     late_ns = now_ns - due_ns
                     bins[min(late_ns // page.HISTOGRAM_BIN_NS, last)] += 1
                     if late_ns > self.late_max_ns:
                         self.late_max_ns = late_ns
+            if link.tampers:
+                while (packet := link.tamperer.pop_due(time.monotonic_ns())) is not None:
+                    os.write(link.out_fd, packet)
 
     def publish(self) -> None:
         """Copy the counters to the shared page, and the queues if a sample is due."""
@@ -229,6 +251,13 @@ class Emulator:
             words[base + page.POLICED_BYTES] = link.policed_bytes
             words[base + page.CARRIED_BYTES] = link.bottleneck.accepted_bytes - queue_bytes
             words[base + page.CAPACITY_BYTES] = link.bottleneck.capacity_bytes(now_ns)
+            if link.tampers:
+                tamperer = link.tamperer
+                words[base + page.CORRUPTED_PACKETS] = tamperer.corrupted_packets
+                words[base + page.DUPLICATED_PACKETS] = tamperer.duplicated_packets
+                words[base + page.REORDERED_PACKETS] = tamperer.reordered_packets
+                words[base + page.RESET_PACKETS] = tamperer.reset_packets
+                words[base + page.OVERSIZED_PACKETS] = tamperer.oversized_packets
             if link.peak_bytes > link.peak_ever_bytes:
                 link.peak_ever_bytes = link.peak_bytes
                 words[base + page.QUEUE_PEAK_BYTES] = link.peak_ever_bytes
@@ -261,21 +290,32 @@ class Emulator:
         *lines, self.control = (self.control + data).split(b"\n")
         for line in lines:
             change = json.loads(line)
-            link = self.lines[change["link"]]
-            now_ns = time.monotonic_ns()
-            new_line = changed_line(change, now_ns)
-            if new_line is not None:
-                link.bottleneck.change_line(new_line, now_ns)
-                self.words[self.page.link_base(link.index) + page.LINE_ORIGIN_NS] = link.line_origin_ns = now_ns
-            if "policer" in change:
-                spec = change["policer"]
-                link.policer = None if spec is None else Policer(PolicerSpec(**spec), now_ns)
-            if change.get("loss") is not None:
-                link.loss = change["loss"]
-            if change.get("down") is not None:
-                link.down = change["down"]
+            if "blocked" in change:
+                self.blocked = {bytes(pair) for pair in change["blocked"]}
+            else:
+                self.apply(self.lines[change["link"]], change, time.monotonic_ns())
             self.words[page.GENERATION] = change["generation"]
         return True
+
+    def apply(self, link: Link, change: dict[str, Any], now_ns: int) -> None:
+        """One change of one line."""
+        new_line = changed_line(change, now_ns)
+        if new_line is not None:
+            link.bottleneck.change_line(new_line, now_ns)
+            self.words[self.page.link_base(link.index) + page.LINE_ORIGIN_NS] = link.line_origin_ns = now_ns
+        if "policer" in change:
+            spec = change["policer"]
+            link.policer = None if spec is None else Policer(PolicerSpec(**spec), now_ns)
+        if change.get("loss") is not None:
+            link.loss = change["loss"]
+        if change.get("down") is not None:
+            link.down = change["down"]
+        if change.get("faults") is not None:
+            link.tamperer.set(LinkFaults.from_json(change["faults"]))
+            link.tampers = True
+        if change.get("reset") is not None:
+            link.tamperer.reset(change["reset"])
+            link.tampers = True
 
 
 def main() -> int:

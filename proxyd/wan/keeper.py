@@ -188,6 +188,10 @@ def serve(control: socket.socket, parent_fd: int, network: Network, emulator: su
             elif request["op"] == "link":
                 emulator.stdin.write(json.dumps(request["change"]).encode() + b"\n")
                 emulator.stdin.flush()
+            elif request["op"] == "plug":
+                state = "up" if request["plugged"] else "down"
+                with netns.inside(network.routers[request["site"]]):
+                    netns.ip_batch([f"link set h{request['number']} {state}"])
             elif request["op"] == "interfaces":
                 for router in network.routers:
                     with netns.inside(router), open("/proc/thread-self/net/dev", encoding="ascii") as file:

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from proxyd.wan.counters import GENERATION, READY, UNROUTABLE, CounterPage, Fidelity, LinkCounters
 from proxyd.wan.errors import WanError
+from proxyd.wan.faults import LinkFaults
 from proxyd.wan.history import History
 from proxyd.wan.netns import find_ip
 from proxyd.wan.policer import PolicerSpec
@@ -200,6 +201,8 @@ class Wan:
         self._link_index |= {name: len(links) + index for index, name in enumerate(shared)}
         self._samples = samples
         self._generation = 0
+        self._blocked: set[tuple[str, str]] = set()
+        """Pairs of hosts that :meth:`cut` has parted."""
         self._closed = False
         self._lock = threading.Lock()
         self._fds: list[int] = []
@@ -372,22 +375,95 @@ class Wan:
             raise WanError(f"rate_bytes_per_s must be > 0, got {rate_bytes_per_s}; use down=True for a cut")
         if loss is not None and not 0.0 <= loss < 1.0:
             raise WanError(f"loss must be in [0, 1), got {loss}; use down=True for a cut")
-        page = self._counter_page()
-        with self._lock:
-            self._generation += 1
-            generation = self._generation
         change: dict[str, Any] = {
             "link": self._index(src, dst),
             "rate_bytes_per_s": rate_bytes_per_s,
             "rates": None if rates is None else rates.to_json(),
             "loss": loss,
             "down": down,
-            "generation": generation,
         }
         if policer != "keep":
             change["policer"] = None if policer is None else policer.to_json()
-        self._request({"op": "link", "change": change})
-        self._wait_for(lambda: page.words[GENERATION] >= generation, f"the emulator did not change {src}->{dst}")
+        self._change(change, f"{src}->{dst}")
+
+    def _change(self, change: dict[str, Any], what: str) -> None:
+        """Have the emulator change something; in force when this returns."""
+        page = self._counter_page()
+        with self._lock:
+            self._generation += 1
+            generation = self._generation
+        self._request({"op": "link", "change": {**change, "generation": generation}})
+        self._wait_for(lambda: page.words[GENERATION] >= generation, f"the emulator did not change {what}")
+
+    # -- faults (docs/wan.md) ----------------------------------------------------------------------------------------
+
+    def _ways(self, direction: str) -> list[tuple[str, str]]:
+        """``"a->b"``, ``"a<->b"`` (both ways) or ``"both"`` (every link) as pairs of sites or of hosts."""
+        if direction == "both":
+            return list(self.links)
+        arrow = "<->" if "<->" in direction else "->"
+        src, _, dst = direction.partition(arrow)
+        ways = [(src, dst), (dst, src)] if arrow == "<->" else [(src, dst)]
+        names = {host.name for host in self.hosts}
+        for way in ways:
+            if way not in self.links and not set(way) <= names:
+                raise WanError(
+                    f"{direction!r} is no direction; say 'both', a link ({', '.join(map('->'.join, self.links))}) or "
+                    f"two hosts ({', '.join(sorted(names))}), with -> or <->"
+                )
+        return ways
+
+    def cut(self, direction: str = "both") -> None:
+        """Everything that goes this way vanishes without a word, what is in flight on a cut link included.
+
+        ``direction``: links by their sites, ``"a->b"`` or ``"a<->b"``, or two hosts of different sites,
+        ``"a-0<->b-1"``; ``"both"``: every link.
+        """
+        self._set_cut(direction, True)
+
+    def heal(self, direction: str = "both") -> None:
+        """End what :meth:`cut`, :meth:`tamper` and :meth:`reset` did this way; ``"both"``: everywhere."""
+        for src, dst in self._ways(direction):
+            if (src, dst) in self.links:
+                self.tamper(f"{src}->{dst}", LinkFaults())
+                self.reset(f"{src}->{dst}", on=False)
+        self._set_cut(direction, False)
+
+    def _set_cut(self, direction: str, cut: bool) -> None:
+        blocked = set() if direction == "both" and not cut else set(self._blocked)
+        for src, dst in self._ways(direction):
+            if (src, dst) in self.links:
+                self.set_link(src, dst, down=cut)
+            else:
+                (blocked.add if cut else blocked.discard)((src, dst))
+        if blocked != self._blocked:
+            self._blocked = blocked
+            address_of = {host.name: socket.inet_aton(host.address) for host in self.hosts}
+            pairs = [[*address_of[src], *address_of[dst]] for src, dst in sorted(blocked)]
+            self._change({"blocked": pairs}, direction)
+
+    def tamper(self, direction: str, faults: LinkFaults) -> None:
+        """Corrupt, repeat, reorder or swallow what goes over links; ``LinkFaults()`` ends it."""
+        for src, dst in self._links_of(direction):
+            self._change({"link": self._index(src, dst), "faults": faults.to_json()}, f"{src}->{dst}")
+
+    def reset(self, direction: str = "both", *, on: bool = True) -> None:
+        """A box on the way resets each TCP connection once, at its next packet, new ones too, until switched off."""
+        for src, dst in self._links_of(direction):
+            self._change({"link": self._index(src, dst), "reset": on}, f"{src}->{dst}")
+
+    def _links_of(self, direction: str) -> list[tuple[str, str]]:
+        ways = self._ways(direction)
+        for src, dst in ways:
+            self._index(src, dst)  # hosts can be cut, not tampered with
+        return ways
+
+    def plug(self, host: Host, plugged: bool = True) -> None:
+        """Put a host's cable in, or pull it out: its interface then has no carrier, as when a switch fails."""
+        self.check()
+        site = list(self.sites).index(host.site)
+        number = int(host.name.removeprefix(f"{host.site}-"))
+        self._request({"op": "plug", "site": site, "number": number, "plugged": plugged})
 
     def _wait_for(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline_s = time.monotonic() + _REPLY_TIMEOUT_S
