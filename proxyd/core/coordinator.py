@@ -27,7 +27,7 @@ from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.beats import BeatTurns
-from proxyd.core.coordinator_config import MAX_UNCONFIGURED_LINKS, CoordinatorConfig, refusal
+from proxyd.core.coordinator_config import CoordinatorConfig, refusal
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LinkStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.events import (
@@ -38,11 +38,10 @@ from proxyd.core.events import (
     SessionMessage,
     SessionOpened,
 )
-from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
-from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.lanes import Lane
-from proxyd.core.link_status import link_info, link_problem, link_status
+from proxyd.core.link_status import link_info
 from proxyd.core.messages import (
     AgentHello,
     AgentMessage,
@@ -62,11 +61,10 @@ from proxyd.core.messages import (
     TransferDone,
     Welcome,
 )
+from proxyd.core.owned_links import OwnedLink, OwnedLinks
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
-from proxyd.core.shadow import ShadowLink
-from proxyd.core.sharing import SharedBottlenecks
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
@@ -95,14 +93,6 @@ class _Session:
     echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=ECHOES))
 
 
-@dataclasses.dataclass(slots=True)
-class _Link:
-    granter: LinkGranter
-    fallback: FallbackRates
-    shadow: ShadowLink | None = None
-    """In observe mode: the granter grants nothing, and this reckons what it would have."""
-
-
 class CoordinatorMachine:
     """See the module's text.
 
@@ -123,12 +113,8 @@ class CoordinatorMachine:
         self._session_of: dict[AgentName, int] = {}
         self._members: dict[str, list[int]] = {}
         """Sessions of a site's agents, sorted."""
-        self._links: dict[LinkName, _Link] = {}
-        self._from_site: dict[str, list[LinkName]] = {}
-        """Links out of a site, sorted."""
-        self._shared = SharedBottlenecks(config.bottlenecks, config.links)
+        self._links = OwnedLinks(config, epoch)
         self._registry = Registry()
-        self._sites: set[str] = set()
         self._orders = 0
         self._started_ns: int | None = None
         self._settle_until_ns = 0
@@ -148,12 +134,8 @@ class CoordinatorMachine:
             self._wake,
         )
         self._next_ns: int | None = None
-        self.policy = Policy()
-        self._minute_of_week: int | None = None
-        """As the driver last said; None: it has not, so the strictest windows hold."""
-        for settings in config.links:
-            if owns_link(config.owns, settings.link):
-                self._add_link(settings)
+        for link in self._links:
+            self._turns.join(link.granter.link.src_site)
 
     # ---------------------------------------------------------------------------------------------------------- driving
 
@@ -170,11 +152,11 @@ class CoordinatorMachine:
             case SessionClosed(session, reason):
                 self._closed(session, reason, now_ns)
             case PolicyChanged(policy):
-                self.policy = policy
-                self._apply_policy(now_ns)
+                self._links.set_policy(policy, now_ns)
+                self._decide_all(now_ns)
             case LocalTime(minute_of_week):
-                self._minute_of_week = minute_of_week
-                self._apply_policy(now_ns)
+                self._links.set_minute_of_week(minute_of_week, now_ns)
+                self._decide_all(now_ns)
             case _:
                 pass
         if self._next_ns is not None and self._next_ns <= now_ns:
@@ -242,8 +224,7 @@ class CoordinatorMachine:
             self._epoch_told = True
             if self.epoch <= message.epoch_seen < MAX_EPOCH:
                 self.epoch = message.epoch_seen + 1
-                for one in self._links.values():
-                    one.granter.epoch = self.epoch
+                self._links.set_epoch(self.epoch)
         agent = message.agent
         before = self._session_of.get(agent)
         if before is not None:
@@ -258,9 +239,9 @@ class CoordinatorMachine:
         insort(self._members.setdefault(agent.site, []), number)
         self._know_site(agent.site)
         self._turns.join(agent.site)
-        for link in self._links_from(agent.site):
+        for link in self._links.from_site(agent.site):
             link.granter.agent_returned(agent)
-        links = self._links_from(agent.site)
+        links = self._links.from_site(agent.site)
         infos = tuple(link_info(link.granter, now_ns) for link in links)
         config = self.config
         self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
@@ -294,7 +275,7 @@ class CoordinatorMachine:
         self._members[session.agent.site].remove(number)
         for waiting in (*session.transfers.values(), *self._announced.session_ended(number)):
             self._links[waiting.link].granter.queue.end(waiting, "its agent's session ended")
-        for link in self._links_from(session.agent.site):
+        for link in self._links.from_site(session.agent.site):
             if link.shadow is not None:
                 link.shadow.session_ended(number, now_ns)
             link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
@@ -309,8 +290,7 @@ class CoordinatorMachine:
         until_ns = self._started_ns_or(now_ns) + self.config.lease_ns
         if now_ns < until_ns and self._settle_until_ns != until_ns:
             self._settle_until_ns = until_ns
-            for link in self._links.values():
-                link.granter.settle_until_ns = until_ns
+            self._links.settle_until(until_ns)
 
     # --------------------------------------------------------------------------------------------------------- messages
 
@@ -351,12 +331,12 @@ class CoordinatorMachine:
         # The least of the latest ones: a host that was held up for a moment is no further away.
         session.echoes_ns.append(rtt_ns)
         session.control_rtt_ns = min(session.echoes_ns)
-        for link in self._links_from(session.agent.site):
+        for link in self._links.from_site(session.agent.site):
             lane = link.granter.lanes.get(session.number)
             if lane is not None:
                 lane.control_rtt_ns = max(session.control_rtt_ns, self.config.control_rtt_ns)
 
-    def _lane(self, link: _Link, session: _Session) -> Lane:
+    def _lane(self, link: OwnedLink, session: _Session) -> Lane:
         lane = link.granter.lane(session.number, session.agent)
         if session.control_rtt_ns > lane.control_rtt_ns:
             lane.control_rtt_ns = session.control_rtt_ns  # a new lane of an agent whose distance is known
@@ -376,7 +356,7 @@ class CoordinatorMachine:
     def _request(self, session: _Session, message: Request, now_ns: int) -> None:
         waiting = session.transfers.get(message.transfer)
         if waiting is None:
-            reason = refusal(self.config, session.agent, message, self._links, len(session.transfers))
+            reason = refusal(self.config, session.agent, message, self._links.names, len(session.transfers))
             if reason:
                 self._tell(session.number, Denied(message.transfer, reason))
                 return
@@ -451,60 +431,28 @@ class CoordinatorMachine:
 
     # ------------------------------------------------------------------------------------------------------------ links
 
-    def _add_link(self, settings: LinkSettings) -> _Link:
-        if self.config.observe and settings not in self.config.links:
-            settings = dataclasses.replace(settings, observe=True)
-        granter = LinkGranter(
-            settings,
-            epoch=self.epoch,
-            control_rtt_ns=self.config.control_rtt_ns,
-            lease_ns=self.config.lease_ns,
-            settle_until_ns=self._settle_until_ns,
-        )
-        granter.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
-        link = _Link(granter, FallbackRates(granter.rate_bytes_per_s(self._started_ns or 0)))
-        if settings.observe:
-            link.shadow = ShadowLink(granter, self.config.control_rtt_ns, self.config.lease_ns)
-            link.shadow.set_policy(self.policy, self._minute_of_week, self._started_ns or 0)
-        self._links[settings.link] = link
-        self._shared.join(granter)
-        insort(self._from_site.setdefault(settings.link.src_site, []), settings.link)
+    def _add_link(self, settings: LinkSettings) -> OwnedLink:
+        link = self._links.add(settings, self._started_ns or 0)
         self._turns.join(settings.link.src_site)
         return link
 
-    def _apply_policy(self, now_ns: int) -> None:
-        """A policy or the minute that it is read for has changed: it holds from now on."""
-        for link in self._links.values():
-            link.granter.set_policy(self.policy, self._minute_of_week, now_ns)
-            if link.shadow is not None:
-                link.shadow.set_policy(self.policy, self._minute_of_week, now_ns)
-            self._decide(link, now_ns)
-
     def _know_site(self, site: str) -> None:
         """Make links to and from a new site, so that agents know their sizes before the first transfer."""
-        if site in self._sites:
-            return
-        self._sites.add(site)
-        new_from: set[str] = set()
-        for other in sorted(self._sites - {site}):
-            for link in (LinkName(site, other), LinkName(other, site)):
-                if link not in self._links and owns_link(self.config.owns, link):
-                    if len(self._links) >= len(self.config.links) + MAX_UNCONFIGURED_LINKS:
-                        return
-                    self._add_link(default_settings(link))
-                    new_from.add(link.src_site)
-        for other in new_from - {site}:
-            self._turns.hurry(other)
-            self._wake(0)
+        for link in self._links.missing(site):
+            self._add_link(default_settings(link))
+            if link.src_site != site:
+                self._turns.hurry(link.src_site)
+                self._wake(0)
 
-    def _links_from(self, site: str) -> list[_Link]:
-        return [self._links[name] for name in self._from_site.get(site, ())]
+    def _decide_all(self, now_ns: int) -> None:
+        for link in self._links:
+            self._decide(link, now_ns)
 
-    def _decide(self, link: _Link, now_ns: int) -> None:
-        for name in self._shared.order(link.granter, now_ns):
+    def _decide(self, link: OwnedLink, now_ns: int) -> None:
+        for name in self._links.shared.order(link.granter, now_ns):
             self._decide_one(self._links[name], now_ns)
 
-    def _decide_one(self, link: _Link, now_ns: int) -> None:
+    def _decide_one(self, link: OwnedLink, now_ns: int) -> None:
         granter = link.granter
         for session, grant in granter.decide(now_ns):
             self._effects.append(ToAgent(session, grant))
@@ -524,24 +472,29 @@ class CoordinatorMachine:
         self._beats_ns[self._beats] = now_ns
         self._beats_ns.pop(self._beats - MAX_BEATS_UNDER_WAY, None)
         members = self._members.get(site, [])
-        links = self._links_from(site)
+        links = self._links.from_site(site)
         for link in links:
-            link.fallback.rebase(self._shared.fallback_bytes_per_s(link.granter, now_ns))
+            link.fallback.rebase(self._links.shared.fallback_bytes_per_s(link.granter, now_ns))
             link.fallback.share(members, link.granter.reserved_bytes_per_s(now_ns))
         infos = tuple(link_info(link.granter, now_ns) for link in links)
         for number in members:
             self._tell_beat(number, links, infos, self._beats)
 
-    def _tell_beat(self, session: int, links: list[_Link], infos: tuple[LinkInfo, ...], number: int = 0) -> None:
+    def _tell_beat(self, session: int, links: list[OwnedLink], infos: tuple[LinkInfo, ...], number: int = 0) -> None:
         fallback = tuple((link.granter.link, link.fallback.of(session)) for link in links)
         self._tell(session, Beat(self.epoch, fallback, infos, number))
 
     # ----------------------------------------------------------------------------------------------------------- status
 
     @property
+    def policy(self) -> Policy:
+        """What the operator wants, as last said."""
+        return self._links.policy
+
+    @property
     def waiting(self) -> int:
         """Transfers that wait for grants, over all links."""
-        return sum(link.granter.queue.count for link in self._links.values())
+        return sum(link.granter.queue.count for link in self._links)
 
     def status(self, now_ns: int, transfers_per_link: int = 100) -> CoordinatorStatus:
         """All there is to see, as plain values; of each link's queue at most the first ``transfers_per_link``."""
@@ -565,24 +518,16 @@ class CoordinatorMachine:
             endpoints=self._registry.entries,
             links=self.links_status(now_ns, transfers_per_link),
             protocol_errors=self.protocol_errors,
-            bottlenecks=self._shared.status(now_ns),
+            bottlenecks=self._links.shared.status(now_ns),
         )
 
     def links_status(self, now_ns: int, transfers_per_link: int = 0) -> tuple[LinkStatus, ...]:
         """The links alone."""
-        return tuple(
-            link_status(link.granter, link.fallback, link.shadow, now_ns, transfers_per_link)
-            for _, link in sorted(self._links.items())
-        )
+        return self._links.statuses(now_ns, transfers_per_link)
 
     def audit(self, now_ns: int) -> str:
         """What must hold after every event, on every link; "" when it does, else what doesn't."""
-        for link in self._links.values():
-            if problem := link_problem(link.granter, now_ns):
-                return problem
-            if link.fallback.sum_bytes_per_s > link.fallback.total_bytes_per_s:
-                return f"{link.granter.link}: fallback rates sum to {link.fallback.sum_bytes_per_s} bytes/s"
-        return self._shared.audit(now_ns)
+        return self._links.audit(now_ns)
 
     def waits(self, session: int, transfer: TransferId) -> Waits | None:
         """How long a transfer of a session waited for what; None: it isn't known (or is over)."""
