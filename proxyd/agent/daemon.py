@@ -111,6 +111,7 @@ class Agent:
                 resolve_timeout_ns=section.resolve_timeout_ns,
                 peer_timeout_ns=section.peer_timeout_ns,
                 linger_ns=section.linger_ns,
+                fallback_percent=section.fallback_percents,
                 warm=section.warm and tcp.keeps_windows(section.congestion_control),
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,10 @@ from proxyd.agent.streams import Outgoing
 from proxyd.core import effects as ef
 from proxyd.core.events import AgentEvent
 from proxyd.core.ids import AgentName
+from proxyd.core.units import format_rate
+from proxyd.runtime.logs import fields
+
+_log = logging.getLogger("proxyd.agent")
 
 
 class Effects:
@@ -106,6 +111,21 @@ class Effects:
                 self._want_peer(effect)
             case ef.DropPeer():
                 self._drop_peer(effect.peer, effect.reason)
+            case ef.FallbackBegan():
+                _log.warning(
+                    "coordinator is silent: going on at the fallback rate",
+                    extra=fields(
+                        link=effect.link,
+                        coordinator=effect.coordinator,
+                        silent_s=round(effect.silent_ns / 1e9, 2),
+                        rate=format_rate(effect.rate_bytes_per_s),
+                    ),
+                )
+            case ef.FallbackEnded():
+                _log.info(
+                    "coordinator is heard: going on under grants",
+                    extra=fields(link=effect.link, after_s=round(effect.after_ns / 1e9, 2), sent_bytes=effect.nbytes),
+                )
 
     def _want_peer(self, effect: ef.WantPeer) -> None:
         link = self.peers.get(effect.peer)

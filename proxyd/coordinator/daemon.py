@@ -56,6 +56,7 @@ def machine_config(config: Config) -> CoordinatorConfig:
         ),
         beat_ns=section.beat_ns,
         lease_ns=section.lease_ns,
+        absent_ns=section.peer_timeout_ns,
         control_rtt_ns=section.rtt_control_ns,
         observe=section.mode == "observe",
         bottlenecks=tuple(one.settings for one in config.bottlenecks),

@@ -39,6 +39,7 @@ from proxyd.core.messages import (
     Grant,
     Pace,
     Queued,
+    Seen,
     Welcome,
 )
 from proxyd.core.receiving import Receiver
@@ -106,6 +107,9 @@ class AgentMachine:
         self.config = config
         self._effects: list[AgentEffect] = []
         self._clients: dict[EndpointName, int] = {}
+        self._attached_ns: dict[EndpointName, int] = {}
+        self._inbound: set[AgentName] = set()
+        """Peers that are connected to this agent."""
         self._directory = AgentDirectory()
         self.sender = Sender(config, self._directory, self._effects)
         self.receiver = Receiver(self._clients, self._effects)
@@ -248,8 +252,9 @@ class AgentMachine:
                 if (peer := sender.peers.get(event.peer)) is not None:
                     peer.last_error = event.reason
             case ev.InboundOpened():
-                pass
+                self._inbound.add(event.peer)
             case ev.InboundClosed():
+                self._inbound.discard(event.peer)
                 receiver.inbound_closed(event.peer, event.reason)
             case ev.ClientAttached():
                 self._attached(event, now_ns)
@@ -261,7 +266,7 @@ class AgentMachine:
                 self._coordinator_said(event, now_ns)
             case ev.CoordinatorLost():
                 sender.asking.session_lost(event.address, event.reason)
-                self._apply(self._directory.session_lost(sender.asking.alive()), now_ns)
+                self._apply(self._directory.session_lost(sender.asking.owners.alive()), now_ns)
             case ev.Stopping():
                 self._stopping(event, now_ns)
 
@@ -281,6 +286,7 @@ class AgentMachine:
             )
             self._detached(event.endpoint, old, "replaced by a new process", False, now_ns)
         self._clients[event.endpoint] = event.incarnation
+        self._attached_ns[event.endpoint] = now_ns
         own = DirectoryEntry(
             event.endpoint,
             event.incarnation,
@@ -301,6 +307,7 @@ class AgentMachine:
         if self._clients.get(endpoint) != incarnation:
             return
         del self._clients[endpoint]
+        del self._attached_ns[endpoint]
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
         self.sender.asking.forget_announcements(endpoint, now_ns)
@@ -314,7 +321,7 @@ class AgentMachine:
             else:
                 text = f"{out.envelope.describe()}: the sending process is gone: {reason}"
                 self.sender.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
-        for address in sorted(self.sender.asking.alive()):
+        for address in sorted(self.sender.asking.owners.alive()):
             self._effects.append(ToCoordinator(address, EndpointDown(endpoint, incarnation, reason)))
         self._directory_changed("", Directory((), ((endpoint, incarnation, reason),), full=False), now_ns)
         if (moved := self._elsewhere.pop(endpoint, None)) is not None:
@@ -370,10 +377,13 @@ class AgentMachine:
         if not isinstance(event.message, Welcome):
             return
         for endpoint, incarnation in sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank)):
-            self._effects.append(ToCoordinator(event.address, EndpointUp(endpoint, incarnation)))
+            age_ns = now_ns - self._attached_ns[endpoint]
+            self._effects.append(ToCoordinator(event.address, EndpointUp(endpoint, incarnation, age_ns)))
         self.sender.session_began(event.address, event.message, now_ns)
 
     def _coordinator_said(self, event: ev.CoordinatorSaid, now_ns: int) -> None:
+        if self.sender.asking.owners.superseded(event.address):
+            return  # its place was taken, and it doesn't know yet
         self.sender.asking.heard(event.address, now_ns)
         match event.message:
             case Grant():
@@ -388,6 +398,8 @@ class AgentMachine:
             case Pace():
                 self.sender.asking.paced(event.address, event.message, now_ns)
             case Beat():
+                if event.message.missing:
+                    self._say_seen(event.address, event.message.missing)
                 if event.message.number:
                     self._effects.append(ToCoordinator(event.address, Echo(event.message.number, 0)))
                 self._beat(event.address, event.message, now_ns)
@@ -404,6 +416,15 @@ class AgentMachine:
                 self.sender.asking.update_link(address, info, now_ns)
         self.sender.warmer.consider(now_ns)
 
+    def _say_seen(self, address: str, missing: tuple[AgentName, ...]) -> None:
+        """A coordinator hears nothing of these agents; say with which of them this one is connected."""
+        peers = self.sender.peers
+        seen = tuple(
+            a for a in missing if a in self._inbound or ((peer := peers.get(a)) is not None and peer.connected)
+        )
+        if seen:
+            self._effects.append(ToCoordinator(address, Seen(seen)))
+
     def _directory_changed(
         self, address: str, message: Directory, now_ns: int, *, tell_coordinators: bool = False
     ) -> None:
@@ -414,9 +435,10 @@ class AgentMachine:
             entries = tuple(e for e in message.entries if e not in own and e.endpoint not in self._clients)
             self._note_elsewhere(address, message)
             message = Directory(entries, gone, message.full)
-        alive = self.sender.asking.alive()
-        changes = self._directory.update(address, message, alive)
+        alive = self.sender.asking.owners.alive()
+        changes = self._directory.update(address, message, alive, now_ns)
         if tell_coordinators:
+            # Attached a moment ago: their age is 0.
             ups = (EndpointUp(entry.endpoint, entry.incarnation) for entry in changes.came)
             self._effects += [ToCoordinator(name, up) for up in ups for name in sorted(alive)]
         self._apply(changes, now_ns)
@@ -519,6 +541,7 @@ class AgentMachine:
                 self.sender.cancel(out, event.code, f"{out.envelope.describe()}: agent stops: {event.reason}", now_ns)
         clients = sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank))
         self._clients.clear()
+        self._attached_ns.clear()
         for endpoint, incarnation in clients:
             # First the trainers: it is their agent that is gone, not the peers whose messages end with it.
             self._effects.append(CloseClient(endpoint, incarnation, event.code, f"the agent stops: {event.reason}"))

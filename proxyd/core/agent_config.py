@@ -27,5 +27,7 @@ class AgentConfig:
     resolve_timeout_ns: int = 10 * NANOS_PER_S
     peer_timeout_ns: int = 30 * NANOS_PER_S
     linger_ns: int = 5 * NANOS_PER_S
+    fallback_percent: tuple[int, int, int] = (100, 100, 100)
+    """What each traffic class may have of this agent's fallback rate while a coordinator is silent; 0: it waits."""
     warm: bool = False
     """Warm connections up by padding (see :mod:`proxyd.core.warming`)."""

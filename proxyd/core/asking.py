@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable
 
 from proxyd.core.agent_config import AgentConfig
-from proxyd.core.alone import Alone, Session
+from proxyd.core.alone import Alone
 from proxyd.core.announcing import Ahead, Announcements
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator, WantPeer
 from proxyd.core.events import SendProgress
-from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     Announce,
@@ -30,6 +30,7 @@ from proxyd.core.messages import (
     TransferDone,
     Welcome,
 )
+from proxyd.core.owners import Owners, Session
 from proxyd.core.telling import Telling
 from proxyd.core.transfer import Outgoing, SendInput, SendState
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
@@ -58,10 +59,6 @@ class Peer:
     pace_bytes_per_s: int = -1
 
 
-def _info(session: Session, link: LinkName) -> LinkInfo | None:
-    return next((info for info in session.welcome.links if info.link == link), None)
-
-
 class Asking:
     """Requests, grants and fallback of one agent. Shares ``transfers`` and ``peers`` with the sender."""
 
@@ -79,9 +76,8 @@ class Asking:
         self.peers = peers
         self.effects = effects
         self.links: dict[LinkName, LinkBook] = {}
-        self.sessions: dict[str, Session] = {}
-        """By address; one that was lost stays here, with what it owned."""
-        self._alone = Alone(config, transfers, self.sessions, cancel, self._begin)
+        self.owners = Owners(config.coordinators)
+        self._alone = Alone(config, transfers, self.owners, effects, cancel, self._begin)
         self._padded = padded
         self.announced = Announcements()
         self.telling = Telling(effects)
@@ -92,39 +88,22 @@ class Asking:
         book = self.links.get(link)
         if book is None:
             book = self.links[link] = LinkBook(link)
-            session = self.owner(link)
+            session = self.owners.of(link)
             if session is not None:
-                book.begin_session(session.address, session.welcome.epoch, _info(session, link), session.heard_ns)
+                book.begin_session(session.address, session.welcome.epoch, session.info(link), session.heard_ns)
         return book
-
-    def owner(self, link: LinkName) -> Session | None:
-        """Whose link it is: the first configured coordinator that ever said so, whether it lives or not.
-
-        While a dead owner is replaced its link runs at the fallback rate. Another coordinator whose ``owns`` covers the
-        link too does not step in: agents that still reach the owner would fill the link under its grants, and those
-        that don't would fill it once more.
-        """
-        for address in self.config.coordinators:
-            session = self.sessions.get(address)
-            if session is not None and owns_link(session.welcome.owns, link):
-                return session
-        return None
 
     def asks(self, out: Outgoing, address: str) -> bool:
         """Whether this coordinator is the one that a transfer has to ask."""
         return out.link is not None and self.book(out.link).coordinator == address
 
-    def alive(self) -> frozenset[str]:
-        """Addresses of the coordinators whose session stands."""
-        return frozenset(address for address, session in self.sessions.items() if session.alive)
-
     def session_began(self, address: str, welcome: Welcome, now_ns: int) -> None:
         """A control session stands: take its links over, ask again for all that waits on them."""
-        self.sessions[address] = Session(address, welcome, alive=True, heard_ns=now_ns)
+        self.owners.began(address, welcome, now_ns)
         for info in welcome.links:
             self.book(info.link)
         for book in self.links.values():
-            owner = self.owner(book.link)
+            owner = self.owners.of(book.link)
             present = None if owner is None else owner.address
             if present == address or present != book.coordinator:
                 self._move(book, owner, now_ns)
@@ -132,7 +111,11 @@ class Asking:
     def _move(self, book: LinkBook, owner: Session | None, now_ns: int) -> None:
         """A link is in the hands of a new session, or of nobody: old grants are void, what waits asks anew."""
         before = book.coordinator
+        carried = None if owner is None else book.carried(owner.welcome.epoch, now_ns)
+        if owner is not None and carried is not None:
+            self.effects.append(ToCoordinator(owner.address, carried))
         waiting = [out for out in self.transfers.values() if out.link == book.link and not out.free]
+        self._alone.heard(book, now_ns)
         if before is not None and (owner is None or before != owner.address):
             # It would go on granting to what waits there. Its account of this agent settles by itself, as for an agent
             # that fell silent.
@@ -143,8 +126,8 @@ class Asking:
         if owner is None:
             dropped = book.begin_session(None, 0, None, 0)
         else:
-            info = _info(owner, book.link)
-            dropped = book.begin_session(owner.address, owner.welcome.epoch, info, owner.heard_ns)
+            info, keeps = owner.info(book.link), self.owners.same(before, owner.address)
+            dropped = book.begin_session(owner.address, owner.welcome.epoch, info, owner.heard_ns, keeps_rate=keeps)
         self.announced.session_began(book.link)
         for held in dropped:
             if (holder := self.transfers.get(held.transfer)) is not None:
@@ -159,18 +142,15 @@ class Asking:
 
     def session_lost(self, address: str, reason: str) -> None:
         """A control session ended; silence starts to count for its links."""
-        self._alone.lost[address] = reason
-        session = self.sessions.get(address)
-        if session is not None:
-            session.alive = False
+        self.owners.ended(address, reason)
 
     def heard(self, address: str, now_ns: int) -> None:
         """Any word of a coordinator is a sign of life for its links."""
-        if (session := self.sessions.get(address)) is not None:
-            session.heard_ns = now_ns
+        self.owners.heard(address, now_ns)
         for book in self.links.values():
             if book.coordinator == address:
                 book.last_heard_ns = now_ns
+                self._alone.heard(book, now_ns)
 
     def update_link(self, address: str, info: LinkInfo, now_ns: int) -> None:
         """Fresh figures of a link, from its owner."""

@@ -302,6 +302,14 @@ class LinkEstimator:
         configured_ns = self._settings.start_rtt_ns
         return min(max(measured_ns, configured_ns), configured_ns + configured_ns // 2)
 
+    def resume(self, rate_bytes_per_s: int, age_ns: int, now_ns: int) -> None:
+        """An earlier life found this rate, so long ago: a link of which nothing was seen in this one begins there."""
+        if rate_bytes_per_s > 0 and self._settings.live and self._confirmed_ns is None:
+            self._rate = self._weak_rate = float(min(max(rate_bytes_per_s, LEAST_BYTES_PER_S), MOST_BYTES_PER_S))
+            self.pace_bytes_per_s = int(self._rate)
+            self._starting = False
+            self._confirmed_ns = now_ns - age_ns
+
     @property
     def buffer_bytes(self) -> int:
         """The gateway's buffer: configured, or as losses showed it; 0 when neither is."""

@@ -1,4 +1,4 @@
-"""When which site is told of its links next.
+"""Beats and their echoes: when which site is told of its links next, how far each agent is, and who is not heard.
 
 Every agent hears a beat at least once in ``beat_ns``. All at the same moment would be simplest, and would keep whoever
 asks just then waiting: a beat for each of some hundred agents takes a coordinator ten milliseconds and more. So sites
@@ -7,7 +7,70 @@ take turns, evenly spread over a beat's time. The agents of one site are told to
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left, insort
+from collections import deque
+
+from proxyd.core.allocation import Waiting
+from proxyd.core.ids import AgentName, TransferId
+from proxyd.core.messages import AgentHello, Echo
+
+MAX_BEATS_UNDER_WAY = 4096
+"""Echoes of older beats count for nothing."""
+ECHOES = 64  # an agent is as far as the least of these: ten seconds, since a busy host's are late for some
+OUT_OF_REACH_NS = 450_000_000
+"""Since the latest beat was sent that an agent has answered. One that has heard nothing for 0.5 s goes on by itself."""
+
+
+@dataclasses.dataclass(slots=True)
+class AgentSession:
+    """One agent's open control stream, as its coordinator sees it."""
+
+    number: int
+    hello: AgentHello
+    agent: AgentName
+    heard_ns: int
+    transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
+    answered_ns: int = -1
+    """When the latest beat was sent that it has answered; -1: none yet, so silence says nothing. Not when it was heard:
+    it may reach us and not we it."""
+    out_of_reach: bool = False
+    """It may have heard nothing for so long that it sends by itself."""
+    control_rtt_ns: int = 0
+    """The least of the latest echoes of beats; 0: not measured yet."""
+    echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=ECHOES))
+
+    def look(self, now_ns: int) -> bool:
+        """Whether it is out of reach now."""
+        unanswered_ns = now_ns - self.answered_ns - self.control_rtt_ns
+        self.out_of_reach = self.answered_ns >= 0 and unanswered_ns >= OUT_OF_REACH_NS
+        return self.out_of_reach
+
+
+class Beats:
+    """Beats under way, by number."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._sent_ns: dict[int, int] = {}
+
+    def next(self, now_ns: int) -> int:
+        """The number of a beat that goes out now."""
+        self._last += 1
+        self._sent_ns[self._last] = now_ns
+        self._sent_ns.pop(self._last - MAX_BEATS_UNDER_WAY, None)
+        return self._last
+
+    def echoed(self, session: AgentSession, echo: Echo, now_ns: int) -> bool:
+        """A beat came back: how far is this agent? False: that beat means nothing (any more)."""
+        sent_ns = self._sent_ns.get(echo.number)
+        if sent_ns is None:
+            return False
+        session.answered_ns = max(session.answered_ns, sent_ns)
+        # The least of the latest ones: a host that was held up for a moment is no further away.
+        session.echoes_ns.append(max(0, now_ns - sent_ns - max(0, echo.held_ns)))
+        session.control_rtt_ns = min(session.echoes_ns)
+        return True
 
 
 class BeatTurns:

@@ -12,21 +12,22 @@ What an agent says is checked before it counts: it can only send on links out of
 owns, and numbers beyond the possible are clamped. A request that can't be served gets ``Denied`` with the reason; a
 stream that breaks the protocol is closed.
 
-An agent that falls silent keeps what it was granted until that can't matter any more, and its fallback rate until its
-lease has ended; its endpoints stay in the directory as long. A restarted coordinator has a new epoch: grants of the old
-one are void, and for one lease it grants only what the agents' fallback leaves over.
+An agent of which nothing is heard keeps what it was granted until that can't matter any more. Its fallback rate is kept
+free from the moment on at which it may begin to use it, for one lease after its session has ended, and for as long as
+other agents are connected with it: cut off from here it sends on (:mod:`proxyd.core.absent`). A restarted coordinator,
+or a standby that took over, has a new epoch: grants of the old one are void, and it grants what the agents' fallback
+leaves over until they are back (:mod:`proxyd.core.takeover`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import insort
-from collections import deque
 
-from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS, Waiting
+from proxyd.core.absent import Absent
+from proxyd.core.allocation import CLASSES, NO_DEADLINE_NS
 from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
-from proxyd.core.beats import BeatTurns
+from proxyd.core.beats import OUT_OF_REACH_NS, AgentSession, Beats, BeatTurns
 from proxyd.core.coordinator_config import CoordinatorConfig, refusal
 from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LinkStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
@@ -48,9 +49,9 @@ from proxyd.core.messages import (
     Announce,
     Beat,
     CancelRequest,
+    Carried,
     CoordinatorMessage,
     Denied,
-    Directory,
     Echo,
     EndpointDown,
     EndpointUp,
@@ -58,6 +59,7 @@ from proxyd.core.messages import (
     Queued,
     Report,
     Request,
+    Seen,
     TransferDone,
     Welcome,
 )
@@ -65,32 +67,16 @@ from proxyd.core.owned_links import OwnedLink, OwnedLinks
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Waits
 from proxyd.core.registry import Registry
+from proxyd.core.takeover import RETURN_NS, Takeover
 from proxyd.core.window import MAX_CHUNK_FAST_BYTES, MIN_CHUNK_BYTES
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
 __all__ = ["MAX_EPOCH", "RETURN_NS", "CoordinatorConfig", "CoordinatorMachine"]
 
-RETURN_NS = 5_000_000_000
-"""After a restart all living agents are back by then: they dial at least every 2.4 s (2 s and jitter)."""
 MAX_EPOCH = 1 << 62
-MAX_BEATS_UNDER_WAY = 4096
-"""Echoes of older beats count for nothing."""
-ECHOES = 64  # an agent is as far as the least of these: ten seconds, since a busy host's are late for some
 DIRECTORY_BATCH_NS = 5_000_000
 """Directory changes travel at most this often: a job of 1,000 ranks that starts would else cost 1,000 x 1,000
 messages."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Session:
-    number: int
-    hello: AgentHello
-    agent: AgentName
-    heard_ns: int
-    transfers: dict[TransferId, Waiting] = dataclasses.field(default_factory=dict)
-    control_rtt_ns: int = 0
-    """The least of the latest echoes of beats; 0: not measured yet."""
-    echoes_ns: deque[int] = dataclasses.field(default_factory=lambda: deque(maxlen=ECHOES))
 
 
 class CoordinatorMachine:
@@ -101,30 +87,31 @@ class CoordinatorMachine:
         epoch is raised above what the hello says was seen. An agent that comes later and has seen more is welcomed all
         the same. That is harmless, because agents compare for equality only: rising epochs are for people who read
         logs and graphs.
+    :param fence: of the lock that this coordinator holds, and then the epoch too; 0: there is no lock.
     """
 
-    def __init__(self, config: CoordinatorConfig, epoch: int) -> None:
+    def __init__(self, config: CoordinatorConfig, epoch: int, *, fence: int = 0) -> None:
         self.config = config
-        self.epoch = epoch
-        self._epoch_told = False
+        self.fence = fence
+        self.epoch = epoch = fence or epoch
+        self._epoch_told = fence != 0
         self.protocol_errors = 0
         self._effects: list[CoordinatorEffect] = []
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, AgentSession] = {}
         self._session_of: dict[AgentName, int] = {}
         self._members: dict[str, list[int]] = {}
         """Sessions of a site's agents, sorted."""
         self._links = OwnedLinks(config, epoch)
         self._registry = Registry()
         self._orders = 0
-        self._started_ns: int | None = None
-        self._settle_until_ns = 0
+        self._event_ns = 0
+        self._takeover = Takeover(config.lease_ns, succeeds=fence != 0)
+        self._absent = Absent(config.lease_ns)
         self._turns = BeatTurns(config.beat_ns)
         self._told_directory_ns = -DIRECTORY_BATCH_NS
         self._complete_ns: int | None = None
         """When a restarted coordinator's directory counts as complete."""
-        self._beats_ns: dict[int, int] = {}
-        """When the latest beats went out, by number."""
-        self._beats = 0
+        self._beats = Beats()
         self._link_deadlines: dict[LinkName, int] = {}
         self._announced = Announced(
             self._granting,
@@ -141,8 +128,11 @@ class CoordinatorMachine:
 
     def handle(self, event: CoordinatorEvent, now_ns: int) -> list[CoordinatorEffect]:
         """One event; what to do about it, in order."""
-        if self._started_ns is None:
-            self._started_ns = now_ns
+        if self._takeover.begun_ns is None:
+            self._begin(now_ns)
+        elif now_ns - self._event_ns >= OUT_OF_REACH_NS and self._sessions:
+            self._was_stopped(now_ns)
+        self._event_ns = now_ns
         self._effects = []
         match event:
             case SessionMessage():
@@ -165,6 +155,16 @@ class CoordinatorMachine:
         effects, self._effects = self._effects, []
         return effects
 
+    def _was_stopped(self, now_ns: int) -> None:
+        """With sessions there are beats, so this process didn't run. Its agents have heard nothing meanwhile: before
+        anything is granted, what they send by themselves has to be kept free."""
+        for site, members in self._members.items():
+            links = self._links.from_site(site)
+            for number in members:
+                self._out_of_reach(number, links, now_ns)
+            self._turns.hurry(site)
+        self._wake(now_ns)
+
     def next_deadline_ns(self) -> int | None:
         """When ``handle(TimePassed())`` is due; None: only when something happens.
 
@@ -173,8 +173,10 @@ class CoordinatorMachine:
         """
         return self._next_ns
 
-    def _started_ns_or(self, now_ns: int) -> int:
-        return now_ns if self._started_ns is None else self._started_ns
+    def _begin(self, now_ns: int) -> None:
+        self._takeover.begin(now_ns)
+        if self._takeover.succeeds:
+            self._links.settle_until(self._takeover.settled_ns)
 
     def _wake(self, due_ns: int) -> None:
         if self._next_ns is None or due_ns < self._next_ns:
@@ -188,7 +190,7 @@ class CoordinatorMachine:
             times.append(self._told_directory_ns + DIRECTORY_BATCH_NS)
         if self._complete_ns is not None:
             times.append(self._complete_ns)
-        if (lost_ns := self._registry.next_deadline_ns(self.config.lease_ns)) is not None:
+        if (lost_ns := self._registry.next_deadline_ns()) is not None:
             times.append(lost_ns)
         return min(times, default=None)
 
@@ -197,15 +199,15 @@ class CoordinatorMachine:
         for name in [name for name, due_ns in self._link_deadlines.items() if due_ns <= now_ns]:
             self._decide(self._links[name], now_ns)
         self._announced.tick(now_ns)
-        self._registry.expire(now_ns, self.config.lease_ns)
+        self._registry.expire(now_ns)
         if self._complete_ns is not None and self._complete_ns <= now_ns:
             self._complete_ns = None
-            whole = Directory(self._registry.entries, (), full=True)
+            whole = self._registry.whole(now_ns, full=True)
             for session in sorted(self._sessions):
                 self._tell(session, whole)
         if self._registry.changed and now_ns - self._told_directory_ns >= DIRECTORY_BATCH_NS:
             self._told_directory_ns = now_ns
-            changes = self._registry.take_changes()
+            changes = self._registry.take_changes(now_ns)
             for session in sorted(self._sessions):
                 self._tell(session, changes)
         for site in self._turns.take(now_ns):
@@ -230,28 +232,32 @@ class CoordinatorMachine:
         if before is not None:
             self._end(before, now_ns, reserve=False)
             self._effects.append(CloseSession(before, f"agent {agent} has opened a newer session"))
-        self._registry.agent_returned(agent, message.incarnation)
+        self._absent.returned(agent)
+        self._registry.agent_returned(agent, now_ns + self.config.lease_ns)
         self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
-        if message.epoch_seen not in (0, self.epoch):
-            self._settle(now_ns)
-        self._sessions[number] = _Session(number, message, agent, now_ns)
+        if message.epoch_seen not in (0, self.epoch) and not self._takeover.succeeds:
+            self._takeover.succeeds = True
+            self._links.settle_until(self._takeover.settled_ns)
+        self._sessions[number] = AgentSession(number, message, agent, now_ns)
         self._session_of[agent] = number
         insort(self._members.setdefault(agent.site, []), number)
         self._know_site(agent.site)
         self._turns.join(agent.site)
         for link in self._links.from_site(agent.site):
-            link.granter.agent_returned(agent)
+            link.granter.reserves.agent_returned(agent)
         links = self._links.from_site(agent.site)
-        infos = tuple(link_info(link.granter, now_ns) for link in links)
+        infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
         config = self.config
-        self._tell(number, Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos))
+        self._tell(
+            number,
+            Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos, self.fence),
+        )
         # After a restart agents come back one by one: whoever isn't here yet isn't gone.
-        complete_ns = self._started_ns_or(now_ns) + max(RETURN_NS, config.lease_ns)
-        learning = message.epoch_seen not in (0, self.epoch) and now_ns < complete_ns
+        learning = self._takeover.succeeds and now_ns < self._takeover.complete_ns
         if learning:
-            self._complete_ns = complete_ns
-            self._wake(complete_ns)
-        self._tell(number, Directory(self._registry.entries, (), full=not learning))
+            self._complete_ns = self._takeover.complete_ns
+            self._wake(self._complete_ns)
+        self._tell(number, self._registry.whole(now_ns, full=not learning))
         if not self._turns.running:
             self._turns.start(now_ns)
             self._wake(now_ns)
@@ -260,6 +266,7 @@ class CoordinatorMachine:
 
     def _closed(self, number: int, reason: str, now_ns: int) -> None:
         if number in self._sessions:
+            self._absent.lost(self._sessions[number].agent, now_ns)
             self._end(number, now_ns, reserve=True)
 
     def _refuse(self, number: int, reason: str, now_ns: int) -> None:
@@ -280,17 +287,34 @@ class CoordinatorMachine:
                 link.shadow.session_ended(number, now_ns)
             link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
             self._decide(link, now_ns)
-        self._registry.session_lost(number, session.agent, now_ns)
+        self._registry.session_lost(number, session.agent, now_ns, now_ns + self.config.absent_ns)
         self._wake(now_ns)
         if not self._sessions:
             self._turns.stop()
 
-    def _settle(self, now_ns: int) -> None:
-        """An agent knows an earlier life of ours: others may still send at the rates which that one left them."""
-        until_ns = self._started_ns_or(now_ns) + self.config.lease_ns
-        if now_ns < until_ns and self._settle_until_ns != until_ns:
-            self._settle_until_ns = until_ns
-            self._links.settle_until(until_ns)
+    def _carried(self, session: AgentSession, message: Carried, now_ns: int) -> None:
+        """What an earlier life left with an agent that is back."""
+        name = message.link
+        link = self._links.get(name)
+        if name.src_site != session.agent.site or link is None:
+            return
+        granter = link.granter
+        granter.estimator.resume(message.estimate_bytes_per_s, message.estimate_age_ns, now_ns)
+        lane = self._lane(link, session)
+        granter.reserves.carried(lane, message.unsent_bytes, message.unsent_rate_bytes_per_s, now_ns)
+        if self._takeover.settles(now_ns):
+            link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
+            link.fallback.carried(session.number, message.fallback_bytes_per_s)
+            total = link.fallback.total_bytes_per_s
+            granter.reserves.returned(self._takeover.returned(session.agent, message, total))
+        self._decide(link, now_ns)
+
+    def _seen(self, message: Seen, now_ns: int) -> None:
+        """Others are connected with agents of which nothing is heard here: they live, and go on by themselves."""
+        for agent in self._absent.seen(message.agents, now_ns):
+            self._registry.agent_seen(agent, now_ns + self.config.absent_ns)
+            for link in self._links.from_site(agent.site):
+                link.granter.reserves.agent_seen(agent, now_ns)
 
     # --------------------------------------------------------------------------------------------------------- messages
 
@@ -310,8 +334,8 @@ class CoordinatorMachine:
                 self._drop(session, transfer, f"cancelled: {reason}", now_ns)
             case Announce():
                 self._announced.announce(number, session.agent, session.control_rtt_ns, message, now_ns)
-            case EndpointUp(endpoint, incarnation):
-                if not self._registry.up(number, session.hello, endpoint, incarnation):
+            case EndpointUp(endpoint, incarnation, age_ns):
+                if not self._registry.up(number, session.hello, endpoint, incarnation, now_ns - age_ns):
                     self._refuse(number, "too many endpoints in one session", now_ns)
                 self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
             case EndpointDown(endpoint, incarnation, reason):
@@ -319,30 +343,33 @@ class CoordinatorMachine:
                 self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
             case Echo():
                 self._echo(session, message, now_ns)
+            case Carried():
+                self._carried(session, message, now_ns)
+            case Seen():
+                self._seen(message, now_ns)
             case AgentHello():
                 self._refuse(number, "a second hello in one session", now_ns)
 
-    def _echo(self, session: _Session, echo: Echo, now_ns: int) -> None:
+    def _echo(self, session: AgentSession, echo: Echo, now_ns: int) -> None:
         """A beat came back: how far is this agent?"""
-        sent_ns = self._beats_ns.get(echo.number)
-        if sent_ns is None:
+        if not self._beats.echoed(session, echo, now_ns):
             return
-        rtt_ns = max(0, now_ns - sent_ns - max(0, echo.held_ns))
-        # The least of the latest ones: a host that was held up for a moment is no further away.
-        session.echoes_ns.append(rtt_ns)
-        session.control_rtt_ns = min(session.echoes_ns)
+        reached = session.out_of_reach and not session.look(now_ns)
         for link in self._links.from_site(session.agent.site):
             lane = link.granter.lanes.get(session.number)
             if lane is not None:
                 lane.control_rtt_ns = max(session.control_rtt_ns, self.config.control_rtt_ns)
+                if reached:
+                    link.granter.reserves.in_reach(lane, now_ns)
+                    self._decide(link, now_ns)
 
-    def _lane(self, link: OwnedLink, session: _Session) -> Lane:
+    def _lane(self, link: OwnedLink, session: AgentSession) -> Lane:
         lane = link.granter.lane(session.number, session.agent)
         if session.control_rtt_ns > lane.control_rtt_ns:
             lane.control_rtt_ns = session.control_rtt_ns  # a new lane of an agent whose distance is known
         return lane
 
-    def _report(self, session: _Session, report: Report, now_ns: int) -> None:
+    def _report(self, session: AgentSession, report: Report, now_ns: int) -> None:
         link = self._links.get(report.link)
         if link is None or report.link.src_site != session.agent.site:
             return
@@ -353,7 +380,7 @@ class CoordinatorMachine:
             link.granter.report(lane, report, now_ns)
         self._decide(link, now_ns)
 
-    def _request(self, session: _Session, message: Request, now_ns: int) -> None:
+    def _request(self, session: AgentSession, message: Request, now_ns: int) -> None:
         waiting = session.transfers.get(message.transfer)
         if waiting is None:
             reason = refusal(self.config, session.agent, message, self._links.names, len(session.transfers))
@@ -393,7 +420,7 @@ class CoordinatorMachine:
             self._tell(session.number, Queued(message.transfer, transfers, starts_in_ns, finishes_in_ns, reason))
             self._decide(link, now_ns)
 
-    def _done(self, session: _Session, message: TransferDone, now_ns: int) -> None:
+    def _done(self, session: AgentSession, message: TransferDone, now_ns: int) -> None:
         link = self._links.get(message.link)
         if link is not None and message.ok and message.traffic in CLASSES:
             nbytes = max(0, min(message.nbytes, MAX_TRANSFER_BYTES))
@@ -401,7 +428,7 @@ class CoordinatorMachine:
             link.granter.estimator.on_arrival(nbytes, message.arrival_span_ns, now_ns)
         self._drop(session, message.transfer, "done" if message.ok else "failed", now_ns)
 
-    def _drop(self, session: _Session, transfer: TransferId, reason: str, now_ns: int) -> None:
+    def _drop(self, session: AgentSession, transfer: TransferId, reason: str, now_ns: int) -> None:
         waiting = session.transfers.pop(transfer, None)
         if waiting is not None:
             link = self._links[waiting.link]
@@ -432,7 +459,7 @@ class CoordinatorMachine:
     # ------------------------------------------------------------------------------------------------------------ links
 
     def _add_link(self, settings: LinkSettings) -> OwnedLink:
-        link = self._links.add(settings, self._started_ns or 0)
+        link = self._links.add(settings, self._takeover.begun_ns or 0)
         self._turns.join(settings.link.src_site)
         return link
 
@@ -468,21 +495,39 @@ class CoordinatorMachine:
 
     def _beat(self, site: str, now_ns: int) -> None:
         """Tell the agents of a site of its links."""
-        self._beats += 1
-        self._beats_ns[self._beats] = now_ns
-        self._beats_ns.pop(self._beats - MAX_BEATS_UNDER_WAY, None)
+        beat = self._beats.next(now_ns)
         members = self._members.get(site, [])
         links = self._links.from_site(site)
+        out_of_reach = [number for number in members if self._out_of_reach(number, links, now_ns)]
         for link in links:
-            link.fallback.rebase(self._links.shared.fallback_bytes_per_s(link.granter, now_ns))
-            link.fallback.share(members, link.granter.reserved_bytes_per_s(now_ns))
-        infos = tuple(link_info(link.granter, now_ns) for link in links)
+            granter = link.granter
+            link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
+            link.fallback.share(members, granter.reserves.total_bytes_per_s(now_ns), keep=out_of_reach)
+        infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
+        missing = self._absent.names(now_ns)
         for number in members:
-            self._tell_beat(number, links, infos, self._beats)
+            self._tell_beat(number, links, infos, beat, missing)
 
-    def _tell_beat(self, session: int, links: list[OwnedLink], infos: tuple[LinkInfo, ...], number: int = 0) -> None:
-        fallback = tuple((link.granter.link, link.fallback.of(session)) for link in links)
-        self._tell(session, Beat(self.epoch, fallback, infos, number))
+    def _out_of_reach(self, number: int, links: list[OwnedLink], now_ns: int) -> bool:
+        """Whether an agent with a session may have begun to send by itself: a beat and its echo are lost at a time."""
+        session = self._sessions[number]
+        if not session.look(now_ns):
+            return False
+        for link in links:
+            link.granter.reserves.out_of_reach(self._lane(link, session), link.fallback.of(number), now_ns)
+        return True
+
+    def _tell_beat(
+        self,
+        session: int,
+        links: list[OwnedLink],
+        infos: tuple[LinkInfo, ...],
+        number: int = 0,
+        missing: tuple[AgentName, ...] = (),
+    ) -> None:
+        # What it has no part of yet it keeps as an earlier life left it.
+        rates = ((link.granter.link, link.fallback.of(session)) for link in links)
+        self._tell(session, Beat(self.epoch, tuple(one for one in rates if one[1]), infos, number, missing))
 
     # ----------------------------------------------------------------------------------------------------------- status
 

@@ -26,6 +26,9 @@ class CoordinatorConfig:
     links: tuple[LinkSettings, ...] = ()
     beat_ns: int = 150_000_000
     lease_ns: int = 2_000_000_000
+    absent_ns: int = 30_000_000_000
+    """How long the trainers of an agent that nobody sees stay in the directory: a stopped host, or one that is cut off
+    for a while, is not gone. What an agent takes for lost by itself is its own ``peer_timeout``."""
     control_rtt_ns: int = 1_000_000
     """Round trip between an agent and this coordinator, as far as is known."""
     observe: bool = False

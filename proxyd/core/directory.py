@@ -6,8 +6,8 @@ An endpoint is there as long as one of those whose session stands lists it: a co
 session is lost can't take back what it said, so it keeps nothing alive against the word of another; but while nobody
 else speaks, what it said stands.
 
-The latest life wins. A late "gone" of an earlier life must not remove the present one, nor may a coordinator that still
-believes in an earlier one bring it back.
+The latest life wins: entries say how old a life is. A late "gone" of an earlier life must not remove the present one,
+nor may a coordinator that still believes in an earlier one bring it back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from collections.abc import Iterable, Set
 
 from proxyd.core.ids import AgentName, EndpointName
 from proxyd.core.messages import Directory, DirectoryEntry
+
+MAX_REMEMBERED = 10_000
+"""Endpoints that are gone, and of which it is known how old their latest life was."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +46,10 @@ class AgentDirectory:
         self._sources: dict[EndpointName, set[str]] = {}
         self._doubts: dict[EndpointName, str] = {}
         """Gone, says one coordinator (with the reason); another one still lists it."""
-        self._replaced: dict[EndpointName, int] = {}
-        """The life before the present one."""
+        self._begun_ns: dict[EndpointName, int] = {}
+        """When the present life attached, on our clock."""
+        self._past: dict[EndpointName, tuple[int, int]] = {}
+        """Latest life of those that are gone, and when it attached; the one that went last stands last."""
 
     def get(self, endpoint: EndpointName) -> DirectoryEntry | None:
         """The endpoint's present life, or None."""
@@ -67,7 +72,7 @@ class AgentDirectory:
         """Agents that have endpoints, sorted."""
         return sorted({entry.agent for entry in self._entries.values()})
 
-    def update(self, coordinator: str, message: Directory, alive: Set[str] = frozenset()) -> Changes:
+    def update(self, coordinator: str, message: Directory, alive: Set[str], now_ns: int) -> Changes:
         """Take in one coordinator's message, or "": this agent's own.
 
         :param alive: coordinators whose session stands.
@@ -86,12 +91,17 @@ class AgentDirectory:
                 gone += self._unlist(coordinator, endpoint, reason, alive)
         for entry in message.entries:
             endpoint = entry.endpoint
-            if entry.incarnation == self._replaced.get(endpoint):
-                continue
             known = self._entries.get(endpoint)
+            begun_ns = now_ns - entry.age_ns
+            latest = (known.incarnation, self._begun_ns[endpoint]) if known is not None else self._past.get(endpoint)
+            if latest is not None and latest[0] == entry.incarnation:
+                begun_ns = min(begun_ns, latest[1])  # late messages make a life younger than it is, never older
+            elif latest is not None and begun_ns < latest[1] and coordinator:
+                continue  # an earlier life, which somebody still believes in
             if known is not None and known.incarnation != entry.incarnation:
                 gone.append(self._remove(endpoint, f"replaced by a new process at {entry.agent}"))
-                self._replaced[endpoint] = known.incarnation
+            self._past.pop(endpoint, None)
+            self._begun_ns[endpoint] = begun_ns
             if known != entry:
                 self._entries[endpoint] = entry
                 came.append(entry)
@@ -123,4 +133,7 @@ class AgentDirectory:
     def _remove(self, endpoint: EndpointName, reason: str) -> Gone:
         del self._sources[endpoint]
         self._doubts.pop(endpoint, None)
+        self._past[endpoint] = (self._entries[endpoint].incarnation, self._begun_ns.pop(endpoint))
+        if len(self._past) > MAX_REMEMBERED:
+            del self._past[next(iter(self._past))]
         return Gone(self._entries.pop(endpoint), reason)

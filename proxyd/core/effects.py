@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.core.values import value
 from proxyd.wire.client import SendPhase
@@ -45,6 +45,26 @@ class ToCoordinator:
 
     address: str
     message: AgentMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FallbackBegan:
+    """A link's coordinator is silent, and messages wait: they go on at this agent's fallback rate. To be logged."""
+
+    link: LinkName
+    coordinator: str
+    silent_ns: int
+    rate_bytes_per_s: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FallbackEnded:
+    """The coordinator is heard again, or another one took over. To be logged."""
+
+    link: LinkName
+    after_ns: int
+    nbytes: int
+    """Sent meanwhile at the fallback rate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -254,6 +274,8 @@ AgentEffect: TypeAlias = (
     | TellPeerHere
     | TellPeerGone
     | CloseClient
+    | FallbackBegan
+    | FallbackEnded
 )
 
 

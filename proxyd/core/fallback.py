@@ -2,12 +2,13 @@
 
 Over all agents of a link's source site the rates sum to at most 0.8 of the estimate, at every moment: when an agent
 joins, the others' rates shrink with this beat and the newcomer's grows with the next, because a coordinator that dies
-in between must not leave more behind than the link carries.
+in between must not leave more behind than the link carries. For the same reason the rate of one that can't be reached
+stays as it was: it doesn't hear of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 FALLBACK_SHARE = (4, 5)
 """Numerator and denominator of 0.8."""
@@ -16,21 +17,23 @@ FALLBACK_SHARE = (4, 5)
 class FallbackRates:
     """Rates of one link, by session."""
 
-    __slots__ = ("_rates", "_settled", "total_bytes_per_s")
+    __slots__ = ("_kept", "_rates", "_settled", "total_bytes_per_s")
 
     def __init__(self, bottleneck_bytes_per_s: int) -> None:
         self.total_bytes_per_s = bottleneck_bytes_per_s * FALLBACK_SHARE[0] // FALLBACK_SHARE[1]
         self._rates: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+        """Of those that can't be reached."""
         self._settled: tuple[list[int], int] | None = None
         """Members and reserve for which everybody has the full share: nothing to do while they stay."""
 
     def of(self, session: int) -> int:
         """What a session was last given; 0 when nothing."""
-        return self._rates.get(session, 0)
+        return self._rates.get(session, 0) or self._kept.get(session, 0)
 
     @property
     def sum_bytes_per_s(self) -> int:
-        """Of all sessions; never above ``total_bytes_per_s``."""
+        """Of all sessions that can be reached; never above ``total_bytes_per_s``."""
         return sum(self._rates.values())
 
     def rebase(self, bottleneck_bytes_per_s: int) -> None:
@@ -40,14 +43,26 @@ class FallbackRates:
             self.total_bytes_per_s = total
             self._settled = None
 
-    def share(self, sessions: Iterable[int], reserved_bytes_per_s: int = 0) -> None:
-        """Share anew among ``sessions``; ``reserved_bytes_per_s`` stay with agents whose session was lost."""
-        members = sorted(sessions)
+    def carried(self, session: int, rate_bytes_per_s: int) -> None:
+        """An earlier life left a session's agent this rate: it keeps it until the next :meth:`share`."""
+        left = self.total_bytes_per_s - self.sum_bytes_per_s + self._rates.get(session, 0)
+        if (rate := max(0, min(rate_bytes_per_s, left))) > self._rates.get(session, 0):
+            self._rates[session] = rate
+            self._settled = None
+
+    def share(self, sessions: Iterable[int], reserved_bytes_per_s: int = 0, keep: Collection[int] = ()) -> None:
+        """Share anew among ``sessions``.
+
+        :param reserved_bytes_per_s: stays with agents that have no session, and with those of ``keep``.
+        :param keep: sessions whose agents can't be reached.
+        """
+        members = sorted(session for session in sessions if session not in keep)
         if self._settled == (members, reserved_bytes_per_s):
             return
-        total = max(0, self.total_bytes_per_s - reserved_bytes_per_s)
+        self._kept = {session: self.of(session) for session in keep}
+        total = max(0, self.total_bytes_per_s - max(reserved_bytes_per_s, sum(self._kept.values())))
         target = total // len(members) if members else 0
-        before = {session: self._rates.get(session, 0) for session in members}
+        before = {session: self.of(session) for session in members}
         self._rates = {session: min(rate, target) for session, rate in before.items()}
         # A shrinking member may go on at its old rate until this beat has reached it.
         left = total - sum(before.values())
@@ -56,5 +71,5 @@ class FallbackRates:
             if more > 0 and before[session] < target:
                 self._rates[session] += more
                 left -= more
-        done = all(self._rates[session] == target for session in members)
+        done = not self._kept and all(self._rates[session] == target for session in members)
         self._settled = (members, reserved_bytes_per_s) if done else None

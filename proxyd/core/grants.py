@@ -34,6 +34,7 @@ from proxyd.core.messages import Grant, Pace, Report
 from proxyd.core.plan import Planner, Share
 from proxyd.core.policy import Policy
 from proxyd.core.reasons import Cause, cause_of_block
+from proxyd.core.reserves import Reserves
 from proxyd.core.shared import SharedBottleneck
 from proxyd.core.tally import Flow
 from proxyd.core.totals import LinkTotals
@@ -72,8 +73,7 @@ class LinkGranter:
         """Lanes with unsettled grants or a reserve: the others cost nothing per decision."""
         self._totals = LinkTotals()
         self._last: Waiting | str = ""
-        self.settle_until_ns = settle_until_ns
-        """A restarted coordinator grants only what the agents' fallback leaves over until then."""
+        self.reserves = Reserves(self._active, lease_ns, settle_until_ns)
         self._control_rtt_ns = control_rtt_ns
         self._lease_ns = lease_ns
         self._grants = 0
@@ -211,21 +211,9 @@ class LinkGranter:
         lane = self.lane(session, agent)
         lane.ended = True
         if reserve_bytes_per_s:
-            lane.reserve_bytes_per_s = reserve_bytes_per_s
-            lane.reserve_until_ns = now_ns + self._lease_ns
-            self._active[session] = lane
+            self.reserves.keep(lane, reserve_bytes_per_s, now_ns + self._lease_ns)
         elif session not in self._active:
             self._retire(lane)
-
-    def agent_returned(self, agent: AgentName) -> None:
-        """An agent has a session again: it sends under grants, so its reserve is free."""
-        for lane in self._active.values():
-            if lane.ended and lane.agent == agent:
-                lane.reserve_until_ns = 0
-
-    def reserved_bytes_per_s(self, now_ns: int) -> int:
-        """What is kept free for agents whose session was lost."""
-        return sum(lane.reserve_bytes_per_s for lane in self._active.values() if lane.reserve_until_ns > now_ns)
 
     # ----------------------------------------------------------------------------------------------------------- time
 
@@ -244,8 +232,8 @@ class LinkGranter:
                 best = lane.reserve_until_ns
         if (released_ns := self.planner.next_deadline_ns()) is not None and released_ns < best:
             best = released_ns
-        if now_ns < self.settle_until_ns < best and self.queue.count:
-            best = self.settle_until_ns
+        if now_ns < self.reserves.settle_until_ns < best and self.queue.count:
+            best = self.reserves.settle_until_ns
         if now_ns < self._raise_ns < best:
             best = self._raise_ns
         return None if best == _NEVER_NS else best
@@ -313,7 +301,7 @@ class LinkGranter:
     def pace_bytes_per_s(self, now_ns: int) -> int:
         """What may be granted in all at present."""
         pace = self._limited(self.own_pace_bytes_per_s)
-        return max(1, pace // 6) if now_ns < self.settle_until_ns else pace
+        return self.reserves.left_of(pace, now_ns)
 
     def decide(self, now_ns: int) -> list[tuple[int, Grant | Pace]]:
         """Issue what can be issued now: (session, message) pairs, in order."""
@@ -336,7 +324,7 @@ class LinkGranter:
         """Nobody waits any more: those who still send what they hold have the link to themselves, in equal parts."""
         room, lanes = pace, list[Lane]()
         for lane in self._active.values():
-            if lane.ended:
+            if lane.ended or lane.out_of_reach:
                 room -= lane.binding_rate(now_ns)  # it can't be told anything
             elif lane.account.at_host_bytes > 0 and lane.pace_then_bytes_per_s:
                 lanes.append(lane)
@@ -350,7 +338,7 @@ class LinkGranter:
         # Shares that were made at different paces may sum to more than any of those.
         total = stuck = 0
         for lane in self._active.values():
-            if lane.ended:
+            if lane.ended or lane.out_of_reach:
                 stuck += lane.binding_rate(now_ns)  # it can't be told anything
             elif not lane.leaving:
                 total += lane.binding_rate(now_ns)
@@ -447,7 +435,7 @@ class LinkGranter:
             busy,
             rate=rate,
             begun=waiting.granted_bytes > 0,
-            settling=now_ns < self.settle_until_ns,
+            settling=now_ns < self.reserves.settle_until_ns,
             now_ns=now_ns,
         )
         waiting.waits.switch(cause, now_ns, who)

@@ -69,6 +69,7 @@ class Lane:
         "leaves_ns",
         "leaving",
         "lost_bytes",
+        "out_of_reach",
         "out_of_turn",
         "pace_then_bytes_per_s",
         "padding",
@@ -125,6 +126,8 @@ class Lane:
         self._silences = 0
         self.ended = False
         """Its session is gone: nothing more will be reported."""
+        self.out_of_reach = False
+        """Its session stands, and nothing is heard."""
         self.reserve_bytes_per_s = 0
         self.reserve_until_ns = 0
         """An agent without coordinator may go on at its fallback rate: kept free until its lease has ended."""
@@ -257,7 +260,7 @@ class Lane:
 
     def near_end(self, now_ns: int, lead_ns: int, fresh_ns: int, harmless_bytes: int) -> bool:
         """Its last granted byte leaves within the lead time, as far as can be known (see the module's text)."""
-        if self.ended or now_ns < self.leaves_ns - lead_ns:
+        if self.ended or now_ns < self.reserve_until_ns or now_ns < self.leaves_ns - lead_ns:
             return False
         if now_ns - self.reported_ns <= fresh_ns:
             return True

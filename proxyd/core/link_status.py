@@ -72,7 +72,7 @@ def link_status(
     )
 
 
-def link_info(granter: LinkGranter, now_ns: int) -> LinkInfo:
+def link_info(granter: LinkGranter, fallback: FallbackRates, now_ns: int) -> LinkInfo:
     """What agents are told of a link."""
     estimate, sizes = granter.estimator.estimate(now_ns), granter.sizes
     return LinkInfo(
@@ -88,6 +88,7 @@ def link_info(granter: LinkGranter, now_ns: int) -> LinkInfo:
         source=estimate.source,
         confidence=estimate.confidence,
         observe=granter.settings.observe,
+        fallback_bytes_per_s=fallback.total_bytes_per_s,
     )
 
 
@@ -107,6 +108,6 @@ def link_problem(granter: LinkGranter, now_ns: int) -> str:
         )
     rate, pace = binding_bytes_per_s(granter, now_ns), granter.pace_bytes_per_s(now_ns)
     # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
-    if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= granter.settle_until_ns:
+    if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= granter.reserves.settle_until_ns:
         return f"{granter.link}: lanes may send {rate} bytes/s, the pace is {pace}"
     return ""

@@ -18,8 +18,10 @@ from collections import deque
 
 from proxyd.core.cold import leaving_ns
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import Grant, LinkInfo, Report
+from proxyd.core.messages import Carried, Grant, LinkInfo, Report
 
+FOUND = ("estimated", "policed")
+"""Sources of rates that were found from live transfers."""
 FALLBACK_AFTER_NS = 500_000_000
 """Silence of the coordinator after which an agent goes on by itself: three lost beats and a half."""
 LATE_NS = 5_000_000
@@ -153,14 +155,21 @@ class LinkBook:
     # ------------------------------------------------------------------------------------ sessions
 
     def begin_session(
-        self, coordinator: str | None, epoch: int, info: LinkInfo | None, heard_ns: int
+        self,
+        coordinator: str | None,
+        epoch: int,
+        info: LinkInfo | None,
+        heard_ns: int,
+        *,
+        keeps_rate: bool = False,
     ) -> list[HeldGrant]:
         """A session with the owner begins, or nobody owns the link any more: forget the old one's grants (returned
         here, so that transfers can account).
 
         :param heard_ns: when the owner was last heard.
+        :param keeps_rate: what this agent may send by itself stands, until the owner says otherwise.
         """
-        if coordinator != self.coordinator:
+        if not keeps_rate:
             self.fallback_rate_bytes_per_s = 0
         dropped = [grant for grant in self.grants if not grant.fallback]
         self.grants = deque(grant for grant in self.grants if grant.fallback)
@@ -175,6 +184,27 @@ class LinkBook:
         self._observed_bytes = self._observed_left_bytes = self._observed_delivered_bytes = 0
         self._reported = None
         return dropped
+
+    def carried(self, epoch: int, now_ns: int) -> Carried | None:
+        """What an earlier life of its owner left here, for the present one; None: there was none, or it left nothing.
+
+        To be asked before :meth:`begin_session`, which forgets the grants that are held: only what is in the kernel,
+        and slots of its own, go on leaving.
+        """
+        if epoch == self.epoch or self.info is None or self.coordinator is None:
+            return None
+        info = self.info
+        found = info.source in FOUND
+        return Carried(
+            link=self.link,
+            fallback_bytes_per_s=self.fallback_rate_bytes_per_s,
+            fallback_total_bytes_per_s=info.fallback_bytes_per_s,
+            unsent_bytes=sum(max(0, counts.taken_bytes - counts.left_bytes) for counts in self.peers.values())
+            + sum(held.left_bytes for held in self.grants if held.fallback),
+            unsent_rate_bytes_per_s=self._spent_rate_bytes_per_s,
+            estimate_bytes_per_s=info.rate_bytes_per_s if found else 0,
+            estimate_age_ns=info.age_ns + max(0, now_ns - self.last_heard_ns) if found else 0,
+        )
 
     def silent(self, now_ns: int) -> bool:
         """The owner hasn't been heard for too long."""

@@ -45,6 +45,8 @@ class EndpointUp:
 
     endpoint: EndpointName
     incarnation: int
+    age_ns: int = 0
+    """Since it attached. It orders the lives of one endpoint, wherever and in whatever order they are registered."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,8 +164,42 @@ class Echo:
     """Between the beat's arrival and this answer."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """What an earlier life of a link's owner left with this agent. Said when a session begins, before its requests."""
+
+    link: LinkName
+    fallback_bytes_per_s: int
+    """What it was allowed to send by itself until now."""
+    fallback_total_bytes_per_s: int
+    """The same of all agents together."""
+    unsent_bytes: int
+    """In the kernel and not left yet, granted or not, and what is left of a slot of its own: it goes on leaving."""
+    unsent_rate_bytes_per_s: int
+    estimate_bytes_per_s: int = 0
+    """The link's rate as it was last told; 0: none that was found from live transfers."""
+    estimate_age_ns: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """Agents that a beat called missing and that this one has connections with: they are alive."""
+
+    agents: tuple[AgentName, ...]
+
+
 AgentMessage: TypeAlias = (
-    AgentHello | EndpointUp | EndpointDown | Request | Announce | CancelRequest | TransferDone | Report | Echo
+    AgentHello
+    | EndpointUp
+    | EndpointDown
+    | Request
+    | Announce
+    | CancelRequest
+    | TransferDone
+    | Report
+    | Echo
+    | Carried
+    | Seen
 )
 
 # ---------------------------------------------------------------------------- coordinator -> agent
@@ -189,6 +225,8 @@ class LinkInfo:
     """0 (a guess) to 1 (measured now, or told by the operator)."""
     observe: bool = False
     """Shadow mode: send at once and don't wait for grants, but ask and report as always."""
+    fallback_bytes_per_s: int = 0
+    """What all agents together may send by themselves; 0: not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,6 +239,9 @@ class Welcome:
     beat_ns: int
     lease_ns: int
     links: tuple[LinkInfo, ...]
+    fence: int = 0
+    """Of the lock that this coordinator holds: rises from holder to holder. Of two with one name the higher one counts.
+    0: there is no lock, and one coordinator of this name."""
 
 
 @value(frozen=True, slots=True)
@@ -264,6 +305,8 @@ class Beat:
     links: tuple[LinkInfo, ...]
     number: int = 0
     """Of this beat, for its echo; 0: none is wanted."""
+    missing: tuple[AgentName, ...] = ()
+    """Agents of which nothing is heard; those that others see are alive (:class:`Seen`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -275,6 +318,8 @@ class DirectoryEntry:
     agent: AgentName
     agent_incarnation: int
     data_address: str
+    age_ns: int = dataclasses.field(default=0, compare=False)
+    """Of this life of the endpoint, when this was said. No part of what makes an entry another one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class OwnedLinks:
         """Others may still send at the rates which an earlier life left them."""
         self._settle_until_ns = until_ns
         for link in self:
-            link.granter.settle_until_ns = until_ns
+            link.granter.reserves.settle(until_ns)
 
     def set_policy(self, policy: Policy, now_ns: int) -> None:
         """What the operator wants holds from now on."""

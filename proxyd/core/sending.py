@@ -432,8 +432,7 @@ class Sender:
             )
             self.fail(out, ErrorCode.PEER_LOST, text, now_ns)
             return
-        alive = [session.address for session in self.asking.sessions.values() if session.alive]
-        if not alive:
+        if not self.asking.owners.alive():
             text = (
                 f"{out.envelope.describe()}: no coordinator reached for {waited_s:.1f} s, so the destination can't be "
                 f"looked up (configured: {', '.join(self.config.coordinators) or 'none'}); start one, or check [agent] "

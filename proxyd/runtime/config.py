@@ -37,6 +37,7 @@ from proxyd.runtime.config_fields import (
     MetricsText,
     Name,
     OwnedTexts,
+    Percent,
     SizeText,
     SocketText,
     Streams,
@@ -70,6 +71,14 @@ def _own_name() -> str:
     return name or "agent"
 
 
+class FallbackConfig(Section):
+    """``[agent] fallback_percent``: what each class may have of the fallback rate while a coordinator is silent."""
+
+    pipeline: Percent = 100
+    sync: Percent = 100
+    bulk: Percent = 100
+
+
 class AgentConfig(Section):
     """``[agent]``: the daemon on a trainer's host or on a gateway."""
 
@@ -91,6 +100,7 @@ class AgentConfig(Section):
     peer_timeout: DurationText = "30s"
     resolve_timeout: DurationText = "10s"
     linger: DurationOrZeroText = "5s"
+    fallback_percent: FallbackConfig = FallbackConfig()
     warm: StrictBool = True
     """Pad fresh connections while nobody has anything to send, so that first slots aren't spent in slow start."""
 
@@ -154,6 +164,12 @@ class AgentConfig(Section):
         return parse_duration(self.resolve_timeout)
 
     @property
+    def fallback_percents(self) -> tuple[int, int, int]:
+        """By traffic class."""
+        percent = self.fallback_percent
+        return percent.pipeline, percent.sync, percent.bulk
+
+    @property
     def linger_ns(self) -> int:
         """How long a closed client's unacknowledged sends are still tried."""
         return parse_duration(self.linger, zero_ok=True)
@@ -180,6 +196,7 @@ class CoordinatorConfig(Section):
     token_file: StrictStr | None = None
     beat: DurationText = "150ms"
     lease: DurationText = "2s"
+    peer_timeout: DurationText = "30s"
     rtt_control: DurationText = "1ms"
     reflection: Flag = True
     time_zone: TimeZoneText = ""
@@ -208,6 +225,11 @@ class CoordinatorConfig(Section):
     def lease_ns(self) -> int:
         """How long a silent agent's grants stay reserved."""
         return parse_duration(self.lease)
+
+    @property
+    def peer_timeout_ns(self) -> int:
+        """How long an agent of which nobody hears keeps its trainers in the directory."""
+        return parse_duration(self.peer_timeout)
 
     @property
     def rtt_control_ns(self) -> int:

@@ -80,6 +80,12 @@ def _streams(value: object) -> object:
     return value
 
 
+def _percent(value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100:
+        raise ValueError(f"{value!r} is no percentage: a whole number from 0 to 100")
+    return value
+
+
 def _buffer(value: object) -> object:
     if not isinstance(value, str | int):
         raise ValueError(f'{value!r} is not a buffer: write it like "300kB" or "0.1bdp"')
@@ -192,6 +198,7 @@ OwnedTexts = Annotated[
 ]
 ArenaText = Annotated[str, BeforeValidator(_arena)]
 ChunkText = Annotated[str, BeforeValidator(_chunk)]
+Percent = Annotated[int, BeforeValidator(_percent)]
 Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]

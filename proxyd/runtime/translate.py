@@ -121,6 +121,7 @@ _LINK_INFO = Spec(
         "source": text(MAX_NAME_BYTES),
         "confidence": _SHARE,
         "observe": _FLAG,
+        "fallback_bytes_per_s": _RATE,
     },
 )
 _FALLBACK = Spec(_Fallback, pb.FallbackRate, {"link": _LINK.one(known=True), "rate_bytes_per_s": _RATE})
@@ -134,6 +135,7 @@ _ENTRY = Spec(
         "agent": _AGENT_NAME.one(known=True),
         "agent_incarnation": _LIFE,
         "data_address": _ADDRESS,
+        "age_ns": _NS,
     },
 )
 
@@ -143,7 +145,9 @@ _AGENT_KINDS: dict[str, Spec] = {
         pb.AgentHello,
         {"agent": _AGENT_NAME.one(known=True), "incarnation": _LIFE, "data_address": _ADDRESS, "epoch_seen": _COUNT},
     ),
-    "endpoint_up": Spec(core.EndpointUp, pb.EndpointUp, {"endpoint": _ENDPOINT.one(), "incarnation": _LIFE}),
+    "endpoint_up": Spec(
+        core.EndpointUp, pb.EndpointUp, {"endpoint": _ENDPOINT.one(), "incarnation": _LIFE, "age_ns": _NS}
+    ),
     "endpoint_down": Spec(
         core.EndpointDown, pb.EndpointDown, {"endpoint": _ENDPOINT.one(), "incarnation": _LIFE, "reason": _REASON}
     ),
@@ -214,6 +218,20 @@ _AGENT_KINDS: dict[str, Spec] = {
         },
     ),
     "echo": Spec(core.Echo, pb.Echo, {"number": _COUNT, "held_ns": _NS}),
+    "carried": Spec(
+        core.Carried,
+        pb.Carried,
+        {
+            "link": _LINK.one(known=True),
+            "fallback_bytes_per_s": _RATE,
+            "fallback_total_bytes_per_s": _RATE,
+            "unsent_bytes": _BYTES,
+            "unsent_rate_bytes_per_s": _RATE,
+            "estimate_bytes_per_s": _RATE,
+            "estimate_age_ns": _NS,
+        },
+    ),
+    "seen": Spec(core.Seen, pb.Seen, {"agents": _AGENT_NAME.many()}),
 }
 
 _COORDINATOR_KINDS: dict[str, Spec] = {
@@ -227,6 +245,7 @@ _COORDINATOR_KINDS: dict[str, Spec] = {
             "beat_ns": _NS,
             "lease_ns": _NS,
             "links": _LINK_INFO.many(),
+            "fence": _COUNT,
         },
     ),
     "queued": Spec(
@@ -262,7 +281,13 @@ _COORDINATOR_KINDS: dict[str, Spec] = {
     "beat": Spec(
         core.Beat,
         pb.Beat,
-        {"epoch": _COUNT, "fallback": _FALLBACK.many(), "links": _LINK_INFO.many(), "number": _COUNT},
+        {
+            "epoch": _COUNT,
+            "fallback": _FALLBACK.many(),
+            "links": _LINK_INFO.many(),
+            "number": _COUNT,
+            "missing": _AGENT_NAME.many(),
+        },
     ),
     "directory": Spec(core.Directory, pb.Directory, {"entries": _ENTRY.many(), "gone": _GONE.many(), "full": _FLAG}),
 }
@@ -282,7 +307,7 @@ def _check_table() -> None:
             raise InternalError(f"the translation table of {kind.__name__} is out of step: {ours}, {sorted(theirs)}")
     for kinds, oneof, auth in (
         (_AGENT_KINDS, pb.AgentMessage.DESCRIPTOR.oneofs_by_name["kind"], set()),
-        (_COORDINATOR_KINDS, pb.CoordinatorMessage.DESCRIPTOR.oneofs_by_name["kind"], {"challenge"}),
+        (_COORDINATOR_KINDS, pb.CoordinatorMessage.DESCRIPTOR.oneofs_by_name["kind"], {"challenge", "standby"}),
     ):
         if {field.name for field in oneof.fields} - auth != set(kinds):
             raise InternalError(f"the translation table lacks a kind of {oneof.containing_type.name}")
@@ -297,7 +322,9 @@ def _encode(table: Mapping[Any, tuple[str, Spec]], wrapper: Any, message: Any) -
     """Into an empty AgentMessage or CoordinatorMessage."""
     name, spec = table[type(message)]
     try:
-        spec.fill(getattr(wrapper, name), message)
+        part = getattr(wrapper, name)
+        part.SetInParent()  # also where everything in it is empty
+        spec.fill(part, message)
     except (ValueError, TypeError) as error:
         # protobuf refuses negative and oversized numbers: a machine that says one has lost count of something.
         raise InternalError(f"{message!r} cannot be sent", why=str(error)) from error

@@ -98,6 +98,8 @@ class AgentMessage(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -116,6 +118,10 @@ class AgentMessage(_message.Message):
     def report(self) -> Global___Report: ...
     @_builtins.property
     def echo(self) -> Global___Echo: ...
+    @_builtins.property
+    def carried(self) -> Global___Carried: ...
+    @_builtins.property
+    def seen(self) -> Global___Seen: ...
     def __init__(
         self,
         *,
@@ -128,12 +134,14 @@ class AgentMessage(_message.Message):
         done: Global___TransferDone | None = ...,
         report: Global___Report | None = ...,
         echo: Global___Echo | None = ...,
+        carried: Global___Carried | None = ...,
+        seen: Global___Seen | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "carried", b"carried", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "carried", b"carried", "done", b"done", "echo", b"echo", "endpoint_down", b"endpoint_down", "endpoint_up", b"endpoint_up", "hello", b"hello", "kind", b"kind", "report", b"report", "request", b"request", "seen", b"seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "endpoint_up", "endpoint_down", "request", "announce", "cancel", "done", "report", "echo"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "endpoint_up", "endpoint_down", "request", "announce", "cancel", "done", "report", "echo", "carried", "seen"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -151,6 +159,7 @@ class CoordinatorMessage(_message.Message):
     BEAT_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def challenge(self) -> Global___Challenge: ...
     @_builtins.property
@@ -167,6 +176,8 @@ class CoordinatorMessage(_message.Message):
     def directory(self) -> Global___Directory: ...
     @_builtins.property
     def pace(self) -> Global___Pace: ...
+    @_builtins.property
+    def standby(self) -> Global___Standby: ...
     def __init__(
         self,
         *,
@@ -178,12 +189,13 @@ class CoordinatorMessage(_message.Message):
         beat: Global___Beat | None = ...,
         directory: Global___Directory | None = ...,
         pace: Global___Pace | None = ...,
+        standby: Global___Standby | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory", "pace"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory", "pace", "standby"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -326,7 +338,10 @@ class EndpointUp(_message.Message):
 
     ENDPOINT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    AGE_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    age_ns: _builtins.int
+    """Since it attached; orders the lives of one endpoint."""
     @_builtins.property
     def endpoint(self) -> Global___EndpointName: ...
     def __init__(
@@ -334,10 +349,11 @@ class EndpointUp(_message.Message):
         *,
         endpoint: Global___EndpointName | None = ...,
         incarnation: _builtins.int = ...,
+        age_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "endpoint", b"endpoint", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,6 +633,69 @@ class Echo(_message.Message):
 Global___Echo: _TypeAlias = Echo  # noqa: Y015
 
 @_typing.final
+class Carried(_message.Message):
+    """What an earlier life of a link's owner left with this agent; before its first request of a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    FALLBACK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    FALLBACK_TOTAL_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    UNSENT_BYTES_FIELD_NUMBER: _builtins.int
+    UNSENT_RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    ESTIMATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    ESTIMATE_AGE_NS_FIELD_NUMBER: _builtins.int
+    fallback_bytes_per_s: _builtins.int
+    fallback_total_bytes_per_s: _builtins.int
+    unsent_bytes: _builtins.int
+    unsent_rate_bytes_per_s: _builtins.int
+    estimate_bytes_per_s: _builtins.int
+    """The estimate as last told, and how old it is; 0: none that was measured."""
+    estimate_age_ns: _builtins.int
+    @_builtins.property
+    def link(self) -> Global___LinkName: ...
+    def __init__(
+        self,
+        *,
+        link: Global___LinkName | None = ...,
+        fallback_bytes_per_s: _builtins.int = ...,
+        fallback_total_bytes_per_s: _builtins.int = ...,
+        unsent_bytes: _builtins.int = ...,
+        unsent_rate_bytes_per_s: _builtins.int = ...,
+        estimate_bytes_per_s: _builtins.int = ...,
+        estimate_age_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimate_age_ns", b"estimate_age_ns", "estimate_bytes_per_s", b"estimate_bytes_per_s", "fallback_bytes_per_s", b"fallback_bytes_per_s", "fallback_total_bytes_per_s", b"fallback_total_bytes_per_s", "link", b"link", "unsent_bytes", b"unsent_bytes", "unsent_rate_bytes_per_s", b"unsent_rate_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Carried: _TypeAlias = Carried  # noqa: Y015
+
+@_typing.final
+class Seen(_message.Message):
+    """Of those that a beat called missing: connections with them stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentName]: ...
+    def __init__(
+        self,
+        *,
+        agents: _abc.Iterable[Global___AgentName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seen: _TypeAlias = Seen  # noqa: Y015
+
+@_typing.final
 class Challenge(_message.Message):
     """-- coordinator -> agent -------------------------------------------------------------------------------------------"""
 
@@ -656,6 +735,7 @@ class LinkInfo(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     OBSERVE_FIELD_NUMBER: _builtins.int
+    FALLBACK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     rate_bytes_per_s: _builtins.int
     rtt_ns: _builtins.int
     buffer_bytes: _builtins.int
@@ -668,6 +748,8 @@ class LinkInfo(_message.Message):
     confidence: _builtins.float
     """0 to 1."""
     observe: _builtins.bool
+    fallback_bytes_per_s: _builtins.int
+    """What all agents together may send by themselves."""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -685,10 +767,11 @@ class LinkInfo(_message.Message):
         source: _builtins.str = ...,
         confidence: _builtins.float = ...,
         observe: _builtins.bool = ...,
+        fallback_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "confidence", b"confidence", "link", b"link", "observe", b"observe", "queue_ns", b"queue_ns", "rate_bytes_per_s", b"rate_bytes_per_s", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "waiting_bytes", b"waiting_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "buffer_bytes", b"buffer_bytes", "chunk_bytes", b"chunk_bytes", "confidence", b"confidence", "fallback_bytes_per_s", b"fallback_bytes_per_s", "link", b"link", "observe", b"observe", "queue_ns", b"queue_ns", "rate_bytes_per_s", b"rate_bytes_per_s", "rtt_ns", b"rtt_ns", "slot_bytes", b"slot_bytes", "source", b"source", "waiting_bytes", b"waiting_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -705,12 +788,15 @@ class Welcome(_message.Message):
     LEASE_NS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     MAC_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     coordinator: _builtins.str
     epoch: _builtins.int
     beat_ns: _builtins.int
     lease_ns: _builtins.int
     mac: _builtins.bytes
     """HMAC over both nonces, the role "accept" and the coordinator's name; empty without a token."""
+    fence: _builtins.int
+    """Of the lock that it holds; rises with each holder. 0: there is no lock."""
     @_builtins.property
     def owns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -725,14 +811,42 @@ class Welcome(_message.Message):
         lease_ns: _builtins.int = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         mac: _builtins.bytes = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ns", b"beat_ns", "coordinator", b"coordinator", "epoch", b"epoch", "lease_ns", b"lease_ns", "links", b"links", "mac", b"mac", "owns", b"owns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ns", b"beat_ns", "coordinator", b"coordinator", "epoch", b"epoch", "fence", b"fence", "lease_ns", b"lease_ns", "links", b"links", "mac", b"mac", "owns", b"owns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Standby(_message.Message):
+    """Instead of the Welcome: another coordinator of this name holds the lock. The stream stays open; it ends (UNAVAILABLE)
+    when this one takes over.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    coordinator: _builtins.str
+    active: _builtins.str
+    """Where the active one says that it is reached; empty when nobody holds the lock."""
+    def __init__(
+        self,
+        *,
+        coordinator: _builtins.str = ...,
+        active: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "coordinator", b"coordinator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standby: _TypeAlias = Standby  # noqa: Y015
 
 @_typing.final
 class Queued(_message.Message):
@@ -900,6 +1014,7 @@ class Beat(_message.Message):
     FALLBACK_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     number: _builtins.int
     """For the echo; 0: none is wanted."""
@@ -907,6 +1022,10 @@ class Beat(_message.Message):
     def fallback(self) -> _containers.RepeatedCompositeFieldContainer[Global___FallbackRate]: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentName]:
+        """Agents of which nothing is heard: who is connected with one says so (Seen)."""
+
     def __init__(
         self,
         *,
@@ -914,10 +1033,11 @@ class Beat(_message.Message):
         fallback: _abc.Iterable[Global___FallbackRate] | None = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         number: _builtins.int = ...,
+        missing: _abc.Iterable[Global___AgentName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fallback", b"fallback", "links", b"links", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fallback", b"fallback", "links", b"links", "missing", b"missing", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -932,9 +1052,12 @@ class DirectoryEntry(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     AGENT_INCARNATION_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    AGE_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     agent_incarnation: _builtins.int
     data_address: _builtins.str
+    age_ns: _builtins.int
+    """Of this life of the endpoint."""
     @_builtins.property
     def endpoint(self) -> Global___EndpointName: ...
     @_builtins.property
@@ -947,10 +1070,11 @@ class DirectoryEntry(_message.Message):
         agent: Global___AgentName | None = ...,
         agent_incarnation: _builtins.int = ...,
         data_address: _builtins.str = ...,
+        age_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_incarnation", b"agent_incarnation", "data_address", b"data_address", "endpoint", b"endpoint", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "agent", b"agent", "agent_incarnation", b"agent_incarnation", "data_address", b"data_address", "endpoint", b"endpoint", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from proxyd.core import effects as fx
@@ -312,7 +314,8 @@ def test_one_that_lags_behind_does_not_bring_an_earlier_life_back() -> None:
     later = DirectoryEntry(ENDPOINT, 555, AgentName("b", "0"), 2, "b/0:1")
     say(world, ONE, Directory((later,), (), full=False))
     assert [gone.incarnation for gone in world.tells(fx.TellPeerGone) if gone.rank == 1] == [101]
-    say(world, TWO, Directory((ENTRY,), (), full=True))
+    earlier = dataclasses.replace(ENTRY, age_ns=3_000_000_000)
+    say(world, TWO, Directory((earlier,), (), full=True))
     assert listed(world) == later
     say(world, ONE, Directory((), ((ENDPOINT, 555, "ended"),), full=False))
     assert listed(world) is None, "who believes in the earlier life does not list the present one"

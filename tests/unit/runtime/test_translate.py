@@ -67,7 +67,8 @@ def message_of(kind: type) -> st.SearchStrategy:
         elif hint in TYPED:
             parts[field.name] = TYPED[hint]
         elif typing.get_origin(hint) is tuple:
-            parts[field.name] = st.lists(message_of(typing.get_args(hint)[0]), max_size=3).map(tuple)
+            part = typing.get_args(hint)[0]
+            parts[field.name] = st.lists(TYPED[part] if part in TYPED else message_of(part), max_size=3).map(tuple)
         else:
             assert hint is int, f"{kind.__name__}.{field.name}: say here how it is made"
             parts[field.name] = next(made for suffix, made in SUFFIXED.items() if field.name.endswith(suffix))
