@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from proxyd.agent.clients import ClientHub
 from proxyd.core.agent import AgentStatus
+from proxyd.runtime.limits import Door
 from proxyd.runtime.metrics import Labels, MetricFamily, build_info, counter, gauge
 from proxyd.wire.envelope import TrafficClass
 
 
 def agent_families(
-    status: AgentStatus, hub: ClientHub, coordinators: Iterable[tuple[str, bool]], *, slow_start_after_idle: bool
+    status: AgentStatus,
+    hub: ClientHub,
+    coordinators: Iterable[tuple[str, bool]],
+    *,
+    slow_start_after_idle: bool,
+    doors: Sequence[Door] = (),
 ) -> list[MetricFamily]:
     """One scrape's families.
 
@@ -87,6 +93,21 @@ def agent_families(
         gauge("proxyd_outgoing_transfers", "Messages sent from here and not yet over.", [({}, status.outgoing)]),
         gauge("proxyd_incoming_transfers", "Messages received here and not yet released.", [({}, status.incoming)]),
         gauge("proxyd_clients", "Attached trainers.", [({}, hub.client_count)]),
+        gauge(
+            "proxyd_strangers",
+            "Connections that have not said who they are.",
+            [({"door": door.name}, len(door.room)) for door in doors],
+        ),
+        counter(
+            "proxyd_refused_connections_total",
+            "Connections that were refused, or closed before they were known.",
+            [({"door": door.name, "reason": reason}, n) for door in doors for reason, n in door.refusals()],
+        ),
+        counter(
+            "proxyd_refused_sends_total",
+            "Sends refused because their trainer had too many under way.",
+            [({}, hub.refused_sends)],
+        ),
         gauge("proxyd_peers", "Peer agents that are wanted.", peers),
         gauge(
             "proxyd_coordinator_up",

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxyd.agent.arenas import Arena, Block
@@ -76,9 +77,21 @@ class Incoming:
 class ClientSession:
     """See the module's text. ``endpoint`` and ``incarnation`` are set by its hello."""
 
-    def __init__(self, hub: ClientHub, sock: socket.socket, who: Credentials, *, shared_memory: bool) -> None:
+    def __init__(
+        self,
+        hub: ClientHub,
+        sock: socket.socket,
+        who: Credentials,
+        *,
+        shared_memory: bool,
+        left: Callable[[], None] = lambda: None,
+        refuse: Callable[[str, str], None] = lambda reason, text: None,
+    ) -> None:
+        """``left``: called once it is no stranger any more; ``refuse``: counts (and says) why one was sent away."""
         self._loop = asyncio.get_running_loop()
         self._hub = hub
+        self._left = left
+        self._refuse = refuse
         self._sock = sock
         self.who = who
         self.shared_memory = shared_memory
@@ -87,6 +100,8 @@ class ClientSession:
         self.memory: EndpointMemory | None = None
         self.live_blocks = 0
         """Blocks that the machine still counts on; the arenas stay until there are none."""
+        self.sends = 0
+        """Sends that have not ended."""
         self.peer_arenas: dict[int, int] = {}
         """Other trainers' arenas that were handed over: their number, and the one it has here."""
         self.attached = False
@@ -260,7 +275,8 @@ class ClientSession:
             refusal = self._hub.admit(self, hello)
         if refusal is not None:
             code, message = refusal
-            _log.warning("client refused", extra=fields(client=self.who.address, reason=message))
+            reason = "limit" if code is ErrorCode.RESOURCE else "hello"
+            self._refuse(reason, f"client {self.who.address} refused: {message}")
             self.tell(wire.Refused(code, message[:1000]))
             self._close()
 
@@ -306,6 +322,7 @@ class ClientSession:
             self.grant_arena(arena)
         self._loop.run_in_executor(self._hub.prefault_executor, _prefault, first, self._hub.prefault_bytes)
         self.attached = True
+        self._left()
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
@@ -318,6 +335,14 @@ class ClientSession:
         if post.filled_bytes > envelope.nbytes:
             raise WireError(f"{post.filled_bytes} bytes filled of a message of {envelope.nbytes}")
         self._last_sequence = post.sequence
+        if self.sends >= self._hub.max_sends:
+            self._hub.refused_sends += 1
+            text = (
+                f"{self.sends} sends of this trainer are under way already, and each costs the agent memory of its own;"
+                " wait for some of them, or raise [agent] sends"
+            )
+            self.tell(wire.SendFailed(post.sequence, ErrorCode.RESOURCE, text, 0))
+            return
         transfer = TransferId(self.incarnation, post.sequence)
         if self.memory is None:
             raise WireError("no arenas")
@@ -421,8 +446,14 @@ class ClientSession:
 
     def _on_silent(self) -> None:
         self._hello_timer = None
-        _log.warning("client said no hello in time", extra=fields(client=self.who.address, limit_s=HELLO_S))
+        self._refuse("silent", f"closed a connection that said no hello within {HELLO_S:g} s")
         self._close()
+
+    def turn_away(self, reason: str) -> None:
+        """Its place is needed for somebody else. Only before its hello."""
+        if not self.attached and self._open:
+            self.tell(wire.Refused(ErrorCode.RESOURCE, reason))
+            self._close()
 
     def _on_broken(self, reason: str) -> None:
         self._gone(f"its connection broke: {reason}")
@@ -445,7 +476,10 @@ class ClientSession:
         self._detach(reason, orderly=False)
 
     def _misbehaved(self, reason: str) -> None:
-        _log.warning("client broke the protocol", extra=fields(client=self.name, pid=self.who.pid, reason=reason))
+        if self.attached:
+            _log.warning("client broke the protocol", extra=fields(client=self.name, pid=self.who.pid, reason=reason))
+        else:
+            self._refuse("hello", f"{self.who.address} doesn't speak the protocol: {reason}")
         self.tell(wire.Bye(ErrorCode.PROTOCOL, f"the agent can't follow this client any more: {reason}"[:1000]))
         self._detach(f"it broke the protocol: {reason}", orderly=False)
 
@@ -478,6 +512,7 @@ class ClientSession:
             os.close(self.who.pidfd)
         self._payload = None
         self._sock.close()
+        self._left()
         self._hub.closed(self)
 
 

@@ -41,6 +41,9 @@ from proxyd.wire.envelope import ErrorCode
 PREFAULT_BYTES = 64 << 20
 """How much of a new arena is made present ahead of use: a burst's worth, not the whole address space."""
 
+MAX_CLIENTS = 2500
+MAX_SENDS = 16384
+
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +97,8 @@ class ClientHub:
         link_state: Callable[[EndpointName, int], PathState],
         clock: Callable[[], int] = time.monotonic_ns,
         prefault_bytes: int = PREFAULT_BYTES,
+        max_clients: int = MAX_CLIENTS,
+        max_sends: int = MAX_SENDS,
     ) -> None:
         self._me = me
         self._arena_bytes = arena_bytes
@@ -103,6 +108,10 @@ class ClientHub:
         self._clock = clock
         self.prefault_bytes = prefault_bytes
         self.prefault_executor = ThreadPoolExecutor(1, thread_name_prefix="prefault")
+        self._max_clients = max_clients
+        self.max_sends = max_sends
+        """Sends under way that one trainer may have."""
+        self.refused_sends = 0
         self.budget = MemoryBudget(memory_bytes)
         self._current: dict[EndpointName, ClientSession] = {}
         self._by_life: dict[tuple[EndpointName, int], ClientSession] = {}
@@ -127,11 +136,6 @@ class ClientHub:
         """Attached trainers."""
         return len(self._by_life)
 
-    @property
-    def connection_count(self) -> int:
-        """Connections, those before their hello included."""
-        return len(self._by_life) + len(self._strangers)
-
     # -- coming and going --------------------------------------------------------------------------------------------
 
     def greet(self, session: ClientSession) -> None:
@@ -147,6 +151,11 @@ class ClientHub:
                 return ErrorCode.REFUSED, f"{endpoint} is attached already, by another user"
             if before.incarnation == hello.incarnation:
                 return ErrorCode.REFUSED, f"{endpoint} is attached already, in this very life; draw a new incarnation"
+        if before is None and len(self._by_life) >= self._max_clients:
+            return ErrorCode.RESOURCE, (
+                f"{len(self._by_life)} trainers are attached already, and the agent takes {self._max_clients}; raise"
+                " its limit of open files (systemd: LimitNOFILE) to 8 for each trainer and more, or [agent] clients"
+            )
         if self._is_taken(hello.incarnation):
             return ErrorCode.REFUSED, (
                 f"messages of incarnation {hello.incarnation:016x} are under way already, and {endpoint} would use"
@@ -227,6 +236,7 @@ class ClientHub:
     def posted(self, session: ClientSession, transfer: TransferId, block: Block) -> None:
         """A message's block is the agent's now."""
         session.live_blocks += 1
+        session.sends += 1
         self._outgoing[transfer] = _Outgoing(block, session)
 
     def outgoing_of(self, transfer: TransferId) -> Block | None:
@@ -336,6 +346,7 @@ class ClientHub:
             session.memory.free(entry.block)
         session.send_ended(transfer)
         session.live_blocks -= 1
+        session.sends -= 1
         self._release_memory(session)
         return session if session.is_open else None
 

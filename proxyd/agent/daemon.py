@@ -18,7 +18,7 @@ from proxyd.agent.clients import ClientHub
 from proxyd.agent.effects import Effects
 from proxyd.agent.handshake import Identity
 from proxyd.agent.inbound import InboundListener, bound_address
-from proxyd.agent.local import ClientListener, listen_unix
+from proxyd.agent.local import ClientListener, client_limit, listen_unix
 from proxyd.agent.memory import IDLE_NS
 from proxyd.agent.session import CoordinatorSessions
 from proxyd.agent.streams import Outgoing
@@ -32,6 +32,7 @@ from proxyd.runtime import config as conf
 from proxyd.runtime.addresses import Address
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
+from proxyd.runtime.limits import Descriptors, Door
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
@@ -126,6 +127,8 @@ class Agent:
             linger_ns=section.linger_ns,
             emit=self.emit,
             link_state=self._link_state,
+            max_clients=section.max_clients or client_limit(Descriptors.here().limit),
+            max_sends=section.sends,
         )
         self.sessions = CoordinatorSessions(
             section.coordinators,
@@ -154,6 +157,7 @@ class Agent:
             peer_timeout_ns=self._section.peer_timeout_ns,
             block_of=self._block_of,
             emit=self.emit,
+            places=self._section.strangers,
         )
         congestion_control = tcp.congestion_control_here(self._section.congestion_control)
         self._effects = Effects(
@@ -169,7 +173,11 @@ class Agent:
         )
         self.driver.start()
         self.sessions.start()
-        self._listeners = [ClientListener(sock, self.hub) for sock in (local, gateway) if sock is not None]
+        self._listeners = [
+            ClientListener(sock, self.hub, places=self._section.strangers)
+            for sock in (local, gateway)
+            if sock is not None
+        ]
         if self._metrics is not None:
             await self._metrics.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -241,7 +249,12 @@ class Agent:
             self.hub,
             [(address, address in connected) for address in self._section.coordinators],
             slow_start_after_idle=tcp.slow_start_after_idle(),
+            doors=self._doors(),
         )
+
+    def _doors(self) -> list[Door]:
+        doors = [listener.door for listener in self._listeners]
+        return doors if self._inbound is None else [*doors, self._inbound.door]
 
     async def _keep_house(self) -> None:
         while True:

@@ -1,14 +1,13 @@
 """The data listener: peer agents' control and data connections to this agent.
 
-Strangers are cheap: a handshake has ten seconds and one small frame, at most :data:`MAX_HANDSHAKES` run at a time, and
-descriptors for those who are welcome are kept back from those who are not.
+Strangers are cheap: a handshake has ten seconds and one small frame, the door has so many places for them and no more
+(:mod:`proxyd.runtime.limits`), and descriptors for those who are welcome are kept back from those who are not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,19 +20,18 @@ from proxyd.agent.streams import ReceiveStream
 from proxyd.core.events import AgentEvent, ChunkArrived, InboundClosed, InboundOpened, PeerFrame
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.runtime.addresses import Address
-from proxyd.runtime.logs import Throttle, fields
+from proxyd.runtime.limits import STRANGERS, Descriptors, Dismiss, Door, cancel
+from proxyd.runtime.logs import fields
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import ErrorCode
 
-MAX_HANDSHAKES = 256
 MAX_STREAMS_PER_PEER = 256
 OFFERS_REMEMBERED = 65536
 """Offers that a peer made, kept to tell a chunk that came too early from one that came too late."""
 MISSED_REMEMBERED = 1024
 OFFER_WAIT_S = 10.0
 """How long a chunk may wait for its OFFER: several retransmissions of the control connection."""
-_EMFILE_PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +161,7 @@ class InboundListener:
         peer_timeout_ns: int,
         block_of: Callable[[AgentName, TransferId], Block | None],
         emit: Callable[[AgentEvent], None],
+        places: int = STRANGERS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -173,10 +172,8 @@ class InboundListener:
         self._emit = emit
         self._peers: dict[AgentName, InboundPeer] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._throttle = Throttle(_log)
-        self._accepting = False
         self._closed = False
-        self._resume()
+        self.door = Door(sock, "data", self._arrived, _log, places=places)
 
     @property
     def address(self) -> Address:
@@ -199,38 +196,19 @@ class InboundListener:
         if self._peers.get(inbound.peer) is inbound:
             del self._peers[inbound.peer]
 
-    def _resume(self) -> None:
-        if not self._accepting and not self._closed and len(self._handshakes) < MAX_HANDSHAKES:
-            self._accepting = True
-            self._loop.add_reader(self._sock, self._on_acceptable)
+    def _arrived(self, sock: socket.socket, address: object, leave: Callable[[], None]) -> Dismiss:
+        host, port = address[:2] if isinstance(address, tuple) else ("?", 0)
+        task = self._loop.create_task(self._greet(sock, f"{host}:{port}"))
+        self._handshakes.add(task)
 
-    def _pause(self) -> None:
-        if self._accepting:
-            self._accepting = False
-            self._loop.remove_reader(self._sock)
+        def greeted(task: asyncio.Task[None]) -> None:
+            self._handshakes.discard(task)
+            leave()
+            if task.cancelled():
+                sock.close()  # also where it was dismissed before its first step
 
-    def _on_acceptable(self) -> None:
-        for _ in range(64):
-            if len(self._handshakes) >= MAX_HANDSHAKES:
-                self._pause()  # the kernel's backlog holds the others; a finished handshake resumes
-                return
-            try:
-                sock, address = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._throttle.error("accept", f"cannot accept connections of peers: {error.strerror or error}")
-                self._pause()
-                self._loop.call_later(_EMFILE_PAUSE_S, self._resume)
-                return
-            sock.setblocking(False)
-            task = self._loop.create_task(self._greet(sock, f"{address[0]}:{address[1]}"))
-            self._handshakes.add(task)
-            task.add_done_callback(self._greeted)
-
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.discard(task)
-        self._resume()
+        task.add_done_callback(greeted)
+        return lambda reason: cancel(task)
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         adopted = False
@@ -239,13 +217,11 @@ class InboundListener:
             hello, challenge = await receive_hello(sock, self._me)
             adopted = await self._adopt(sock, hello, challenge)
         except (HandshakeError, WireError) as error:
-            self._throttle.warning("handshake", f"refused a connection to the data port: {error}", address=address)
+            self.door.refuse("hello", f"refused a connection to the data port from {address}: {error}")
         except TimeoutError:
-            self._throttle.warning("handshake", "closed a silent connection to the data port", address=address)
+            self.door.refuse("silent", f"closed a connection to the data port from {address} that said no hello")
         except OSError as error:
-            self._throttle.warning(
-                "handshake", f"a connection ended in its handshake: {error.strerror or error}", address=address
-            )
+            self.door.refuse("hello", f"a connection from {address} ended in its handshake: {error.strerror or error}")
         finally:
             if not adopted:
                 sock.close()
@@ -254,6 +230,7 @@ class InboundListener:
         name = AgentName(hello.site, hello.name)
         if hello.purpose == wire.StreamPurpose.CONTROL:
             if self.connection_count >= _connection_limit():
+                self.door.refuse("limit", f"refused agent {name}: {self.connection_count} connections of peers stand")
                 await refuse(sock, ErrorCode.RESOURCE, f"{self._me.agent} has no descriptors left for more peers")
                 return False
             inbound = InboundPeer(self, name, hello.incarnation, self._emit)
@@ -284,8 +261,7 @@ class InboundListener:
     async def close(self, reason: str) -> None:
         """Accept no more and hang up on everybody. No event follows."""
         self._closed = True
-        self._pause()
-        self._sock.close()
+        self.door.close()
         for inbound in list(self._peers.values()):
             inbound.close(reason)
         self._peers.clear()
@@ -297,4 +273,4 @@ class InboundListener:
 
 def _connection_limit() -> int:
     """Connections of peers in all: three quarters of the descriptors; the rest is for trainers and control."""
-    return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
+    return max(16, Descriptors.here().limit * 3 // 4)

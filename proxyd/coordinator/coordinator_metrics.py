@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.servicer import REFUSALS, SessionServicer
 from proxyd.coordinator.shadow_metrics import shadow_families
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.core.sharing import BottleneckStatus
@@ -148,3 +149,13 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
     )
     yield from shadow_families(status.links)
     yield from observer.families()
+
+
+def session_families(servicer: SessionServicer) -> Iterable[MetricFamily]:
+    """What stands in front of the machine: sessions that have not said who they are."""
+    yield gauge("proxyd_strangers", "Sessions that have not said who they are.", [({}, len(servicer.strangers))])
+    yield counter(
+        "proxyd_refused_sessions_total",
+        "Sessions that were refused, or cut off because they took nothing.",
+        [({"reason": reason}, servicer.refused[reason]) for reason in REFUSALS],
+    )

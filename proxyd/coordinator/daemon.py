@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from proxyd.coordinator.admin import AdminService
-from proxyd.coordinator.coordinator_metrics import coordinator_families
+from proxyd.coordinator.coordinator_metrics import coordinator_families, session_families
 from proxyd.coordinator.grant_log import GrantLog
 from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.policy_keeper import PolicyKeeper
@@ -27,6 +27,7 @@ from proxyd.core.events import CoordinatorEvent, TimePassed
 from proxyd.runtime.config import Config, read_token
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
+from proxyd.runtime.limits import STRANGERS
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer
 from proxyd.runtime.notify import Notifier
@@ -88,6 +89,7 @@ class Coordinator:
         *,
         epoch: int | None = None,
         grant_log: tuple[Path, int] | None = None,
+        strangers: int = STRANGERS,
     ) -> None:
         self.machine = CoordinatorMachine(config, new_epoch() if epoch is None else epoch)
         self.grant_log = None if grant_log is None else GrantLog(*grant_log, self.machine)
@@ -95,7 +97,7 @@ class Coordinator:
         """Of the event that the machine has or had last: what it did is of that moment."""
         self.observer = Observer()
         self.stories = Stories(self.machine)
-        self.servicer = SessionServicer(token, self._on_event)
+        self.servicer = SessionServicer(token, self._on_event, places=strangers)
         self.admin = AdminService(self.machine, self.stories)
         self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
             self.machine,
@@ -130,14 +132,16 @@ class Coordinator:
 
     def families(self) -> Iterable[MetricFamily]:
         """For a scrape."""
-        return coordinator_families(self.machine.status(self.driver.now_ns(), transfers_per_link=0), self.observer)
+        status = self.machine.status(self.driver.now_ns(), transfers_per_link=0)
+        yield from coordinator_families(status, self.observer)
+        yield from session_families(self.servicer)
 
 
 def _make(config: Config, token: bytes, stop: Stop) -> Coordinator:
     section = config.require_coordinator()
     where = None if section.grant_log is None else (Path(section.grant_log), section.grant_log_bytes)
     try:
-        return Coordinator(machine_config(config), token, stop.fail, grant_log=where)
+        return Coordinator(machine_config(config), token, stop.fail, grant_log=where, strangers=section.strangers)
     except OSError as error:
         raise ConfigError(
             f"the grant log {section.grant_log} can't be written",

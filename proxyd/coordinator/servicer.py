@@ -15,6 +15,7 @@ import hmac
 import itertools
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from proxyd.core.effects import CoordinatorEffect, ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened
 from proxyd.core.messages import CoordinatorMessage, Welcome
 from proxyd.runtime import translate
+from proxyd.runtime.limits import STRANGERS, WaitingRoom, fair_address
 from proxyd.runtime.logs import fields
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationServicer
@@ -36,10 +38,12 @@ HELLO_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
 MAX_QUEUED_MESSAGES = 50_000
 MAX_BATCH_MESSAGES = 2_000
-MAX_STRANGERS = 256
-"""Streams that have not said hello yet: each costs a few KiB, for at most ``HELLO_TIMEOUT_S``."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+REFUSALS = ("crowded", "hello", "silent", "unread")
+"""Pushed out by others before it was known; a hello that is none, or is refused; nothing said in time; took nothing."""
 
 
 class _Refuse(Exception):
@@ -80,12 +84,14 @@ class SessionServicer(CoordinationServicer):
     :param on_event: takes SessionOpened, SessionMessage, SessionClosed; it must not raise.
     """
 
-    def __init__(self, token: bytes, on_event: Callable[[CoordinatorEvent], None]) -> None:
+    def __init__(self, token: bytes, on_event: Callable[[CoordinatorEvent], None], *, places: int = STRANGERS) -> None:
         self._token = token
         self._on_event = on_event
         self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
-        self._strangers = 0
+        self.strangers = WaitingRoom(places)
+        self.refused: Counter[str] = Counter()
+        """Sessions that were refused or cut off, by reason: one of :data:`REFUSALS`."""
         self._stopping = False
 
     @property
@@ -104,6 +110,7 @@ class SessionServicer(CoordinationServicer):
                 session.wake()
                 if len(session.queue) > MAX_QUEUED_MESSAGES:
                     session.queue.clear()
+                    self.refused["unread"] += 1
                     session.finish(
                         grpc.StatusCode.RESOURCE_EXHAUSTED,
                         f"the agent does not read: {MAX_QUEUED_MESSAGES} messages wait for it",
@@ -136,16 +143,29 @@ class SessionServicer(CoordinationServicer):
     async def _serve(self, context: _Context) -> None:
         if self._stopping:
             raise _Refuse(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
-        if self._strangers >= MAX_STRANGERS:
-            raise _Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STRANGERS} sessions wait for their hello already")
-        self._strangers += 1
+        visitor = self.strangers.enter(_host_of(context.peer()))
+        pushed_out = ""
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with asyncio.timeout(HELLO_TIMEOUT_S) as patience:
+
+                def dismiss(reason: str) -> None:
+                    nonlocal pushed_out
+                    if not patience.expired():
+                        pushed_out = reason
+                        patience.reschedule(0)
+
+                visitor.dismiss = dismiss
                 signed, sign = await self._greet(context)
         except TimeoutError:
+            self.refused["crowded" if pushed_out else "silent"] += 1
+            if pushed_out:
+                raise _Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, pushed_out) from None
             raise _Refuse(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+        except (_Refuse, translate.TranslateError):
+            self.refused["hello"] += 1
+            raise
         finally:
-            self._strangers -= 1
+            visitor.leave()
         session = _Session(next(self._numbers), sign)
         self._sessions[session.number] = session
         agent = str(signed.hello.agent)
@@ -192,6 +212,7 @@ class SessionServicer(CoordinationServicer):
                     (reader, writer), timeout=WRITE_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED
                 )
                 if session.writing_since_s is not None and loop.time() - session.writing_since_s >= WRITE_TIMEOUT_S:
+                    self.refused["unread"] += 1
                     raise _Refuse(
                         grpc.StatusCode.RESOURCE_EXHAUSTED, f"the agent took nothing for {WRITE_TIMEOUT_S:g} s"
                     )
@@ -225,6 +246,12 @@ class SessionServicer(CoordinationServicer):
             # Not an Event: its bookkeeping for each message costs as much as a small write.
             session.idle = loop.create_future()
             await session.idle
+
+
+def _host_of(peer: str) -> str:
+    """Of gRPC's name of a peer, like ``ipv6:[::1]:50432`` or ``unix:``."""
+    host = peer.partition(":")[2].rpartition(":")[0].strip("[]").replace("%5B", "").replace("%5D", "")
+    return fair_address(host) if host else peer
 
 
 def _why_unauthenticated(token: bytes, signed: translate.SignedHello) -> str:

@@ -27,6 +27,7 @@ from proxyd.runtime.config_fields import (
     AdvertisedText,
     ArenaText,
     ChunkText,
+    ClientLimit,
     CongestionControlText,
     ConnectTexts,
     DurationOrZeroText,
@@ -38,6 +39,7 @@ from proxyd.runtime.config_fields import (
     Name,
     OwnedTexts,
     Percent,
+    Places,
     SizeText,
     SocketText,
     Streams,
@@ -54,6 +56,7 @@ from proxyd.runtime.config_links import (
 )
 from proxyd.runtime.config_problems import ConfigProblem, explain, raise_problems
 from proxyd.runtime.environment import check_environment
+from proxyd.runtime.limits import STRANGERS
 from proxyd.runtime.toml_lines import key_lines
 
 MAX_FILE_BYTES = 1 << 20
@@ -101,6 +104,9 @@ class AgentConfig(Section):
     resolve_timeout: DurationText = "10s"
     linger: DurationOrZeroText = "5s"
     fallback_percent: FallbackConfig = FallbackConfig()
+    strangers: Places = STRANGERS
+    clients: ClientLimit = "auto"
+    sends: Places = 16384
     warm: StrictBool = True
     """Pad fresh connections while nobody has anything to send, so that first slots aren't spent in slow start."""
 
@@ -147,6 +153,11 @@ class AgentConfig(Section):
     def chunk_bytes(self) -> int | None:
         """None: the agent derives it from the link."""
         return None if self.chunk == "auto" else parse_size(self.chunk)
+
+    @property
+    def max_clients(self) -> int | None:
+        """Trainers that may be attached; None: derived from the descriptors that the agent may have."""
+        return self.clients if isinstance(self.clients, int) else None
 
     @property
     def stream_count(self) -> int | None:
@@ -206,6 +217,7 @@ class CoordinatorConfig(Section):
     reckoned (shadow mode)."""
     grant_log: StrictStr | None = None
     grant_log_size: SizeText = "256MiB"
+    strangers: Places = STRANGERS
 
     @property
     def listen_addresses(self) -> tuple[Address, ...]:

@@ -9,7 +9,7 @@ import re
 import zoneinfo
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr
 
 from proxyd.core.errors import ConfigError, UnitError
 from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
@@ -19,6 +19,7 @@ MIN_ARENA_BYTES = 1 << 20
 MIN_CHUNK_BYTES = 16 << 10
 MAX_CHUNK_BYTES = 16 << 20
 MAX_STREAMS = 256
+MAX_PLACES = 1_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,64}->[A-Za-z0-9._*-]{1,64}", re.ASCII)
@@ -83,6 +84,13 @@ def _streams(value: object) -> object:
 def _percent(value: object) -> object:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100:
         raise ValueError(f"{value!r} is no percentage: a whole number from 0 to 100")
+    return value
+
+
+def _clients(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "auto" and not (whole and 1 <= int(str(value)) <= MAX_PLACES):
+        raise ValueError(f'{value!r} is no number of trainers: from 1 to {MAX_PLACES}, or "auto"')
     return value
 
 
@@ -199,6 +207,8 @@ OwnedTexts = Annotated[
 ArenaText = Annotated[str, BeforeValidator(_arena)]
 ChunkText = Annotated[str, BeforeValidator(_chunk)]
 Percent = Annotated[int, BeforeValidator(_percent)]
+Places = Annotated[StrictInt, Field(ge=1, le=MAX_PLACES)]
+ClientLimit = Annotated[int | Literal["auto"], BeforeValidator(_clients)]
 Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]

@@ -24,6 +24,7 @@ from typing import Any
 import uvloop
 
 from proxyd.core.errors import EXIT_FAILED, EXIT_OK
+from proxyd.runtime.limits import raise_descriptor_limit
 from proxyd.runtime.notify import Notifier
 
 log = logging.getLogger("proxyd.lifecycle")
@@ -67,6 +68,8 @@ def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> int:
 
     What ``main`` raises goes to the caller: a ListenError at start is for a person to read.
     """
+
+    raise_descriptor_limit()
 
     async def guarded() -> int:
         stop = Stop()

@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from proxyd import __version__
 from proxyd.core.errors import ListenError
 from proxyd.runtime.addresses import Address
+from proxyd.runtime.limits import Descriptors, Dismiss, Door, cancel
 
 log = logging.getLogger("proxyd.metrics")
 
@@ -151,8 +152,8 @@ class MetricsServer:
     def __init__(self, address: Address, collect: Collect) -> None:
         self._listener = listen_tcp(address, "metrics")
         self._registry = make_registry(collect)
-        self._server: asyncio.Server | None = None
-        self._open = 0
+        self._door: Door | None = None
+        self._scrapes: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -162,27 +163,45 @@ class MetricsServer:
 
     async def start(self) -> None:
         """Accept from now on."""
-        self._server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_REQUEST_BYTES)
+        # Not asyncio's server: out of descriptors, uvloop closes it for good. A scrape may have the last one.
+        descriptors = dataclasses.replace(Descriptors.here(), reserved=0)
+        self._door = Door(
+            self._listener, "metrics", self._arrived, log, places=MAX_CONNECTIONS, descriptors=descriptors
+        )
 
     async def close(self) -> None:
         """Stop listening; answers under way are cut."""
-        if self._server is not None:
-            self._server.close()
+        if self._door is not None:
+            self._door.close()
         else:
             self._listener.close()
+        for task in list(self._scrapes):
+            task.cancel()
+        await asyncio.gather(*self._scrapes, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+    def _arrived(self, sock: socket.socket, _: object, leave: Callable[[], None]) -> Dismiss:
+        task = asyncio.get_running_loop().create_task(self._serve(sock))
+        self._scrapes.add(task)
+
+        def served(task: asyncio.Task[None]) -> None:
+            self._scrapes.discard(task)
+            leave()
+            if task.cancelled():
+                sock.close()
+
+        task.add_done_callback(served)
+        return lambda reason: cancel(task)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_REQUEST_BYTES)
         try:
-            if self._open <= MAX_CONNECTIONS:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    request = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(request.decode("latin-1")))
-                    await writer.drain()
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(request.decode("latin-1")))
+                await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
             log.debug("metrics: a scrape broke off")
         finally:
-            self._open -= 1
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await writer.wait_closed()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from proxyd.coordinator.coordinator_metrics import coordinator_families
+from proxyd.coordinator.coordinator_metrics import coordinator_families, session_families
 from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.servicer import SessionServicer
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,9 @@ def documented() -> dict[str, set[str]]:
 
 def test_every_coordinator_metric_is_documented() -> None:
     machine = CoordinatorMachine(CoordinatorConfig(), epoch=1)
-    exported = {family.name for family in coordinator_families(machine.status(0), Observer())}
+    servicer = SessionServicer(b"", lambda event: None)
+    families = [*coordinator_families(machine.status(0), Observer()), *session_families(servicer)]
+    exported = {family.name for family in families}
     sections = documented()
     assert exported == sections["Both"] | sections["Coordinator"]
 

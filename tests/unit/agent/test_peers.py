@@ -72,7 +72,9 @@ class Events:
 class Rig:
     """A's link to B, B's listener, and one message's memory on each side."""
 
-    def __init__(self, *, streams: int = 2, dialler: Identity = A, peer: AgentName = B.agent, nbytes: int = 0) -> None:
+    def __init__(
+        self, *, streams: int = 2, dialler: Identity = A, peer: AgentName = B.agent, nbytes: int = 0, places: int = 1024
+    ) -> None:
         self.senders = {dialler.agent}
         self.sender = Events()
         self.receiver = Events()
@@ -94,6 +96,7 @@ class Rig:
             peer_timeout_ns=TIMEOUT_NS,
             block_of=lambda peer, transfer: self.block if transfer == self.transfer and peer in self.senders else None,
             emit=self.receiver.emit,
+            places=places,
         )
         self.link = PeerLink(
             dialler,
@@ -480,10 +483,9 @@ def test_a_listener_that_cannot_prove_itself_is_refused() -> None:
 
 def test_silent_strangers_are_closed_and_do_not_keep_peers_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.3)
-    monkeypatch.setattr(inbound, "MAX_HANDSHAKES", 4)
 
     async def body() -> None:
-        rig = Rig()
+        rig = Rig(places=4)
         address = rig.listener.address
         silent = [socket.create_connection((address.host, address.port)) for _ in range(12)]
         await rig.connect()
