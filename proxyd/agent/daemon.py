@@ -36,6 +36,7 @@ from proxyd.runtime.limits import Descriptors, Door
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
+from proxyd.runtime.reloading import AgentReloader
 from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
@@ -47,14 +48,16 @@ _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 _log = logging.getLogger(__name__)
 
 
-def run(config: conf.Config, ready_fd: int | None = None) -> int:
+def run(config: conf.Config, ready_fd: int | None = None, path: str | None = None) -> int:
     """Serve until SIGTERM or SIGINT; answers the exit code. Raises ListenError and ConfigError at start.
 
     :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
+    :param path: the file that ``config`` is from: SIGHUP makes it be read again.
     """
+    reload = None if path is None else AgentReloader(config, path).reload
     section = config.require_agent()
     token = conf.read_token(section.token_file) or b""
-    return run_daemon(lambda stop: _serve(section, token, ready_fd, stop))
+    return run_daemon(lambda stop: _serve(section, token, ready_fd, stop), reload)
 
 
 async def _serve(section: conf.AgentConfig, token: bytes, ready_fd: int | None, stop: Stop) -> None:

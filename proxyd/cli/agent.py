@@ -17,8 +17,9 @@ def run(args: argparse.Namespace) -> int:
     from proxyd.runtime.config import load_config
     from proxyd.runtime.logs import setup_logging
 
-    config = load_config(config_path(args.config), "agent")
+    path = config_path(args.config)
+    config = load_config(path, "agent")
     setup_logging(config.log.level, config.log.format)
     from proxyd.agent import daemon
 
-    return daemon.run(config, ready_fd=args.ready_fd)
+    return daemon.run(config, ready_fd=args.ready_fd, path=path)

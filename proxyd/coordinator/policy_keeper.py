@@ -1,8 +1,8 @@
 """The policy in force: read at start, read again when somebody asks, and told which minute of the week it is.
 
 What a reload can change is the policy: jobs, classes, the links' caps, calendars and FIFO shares, and the time zone
-that calendars count in. Everything else of the file is fixed at start; :class:`Reload` names what differs, so that
-nobody believes it to be in force. A wrong file changes nothing.
+that calendars count in; and how the log is written. Everything else of the file is fixed at start; :class:`Reload`
+names what differs, so that nobody believes it to be in force. A wrong file changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from proxyd.core.events import CoordinatorEvent, LocalTime, PolicyChanged
 from proxyd.core.policy import DAY_MINUTES, Policy
 from proxyd.runtime.config import Config, load_config
 from proxyd.runtime.logs import fields
+from proxyd.runtime.reloading import changed_keys, follow_log_settings
 
 log = logging.getLogger("proxyd.coordinator")
 
@@ -25,7 +26,7 @@ APPLIED_AT_ONCE = {
     "coordinator": frozenset({"time_zone"}),
     "link": frozenset({"cap", "calendar", "fifo_share"}),
 }
-"""Keys that a reload applies, by table; all of ``[[job]]`` and ``[[class]]`` besides."""
+"""Keys that a reload applies, by table; all of ``[[job]]``, ``[[class]]`` and ``[log]`` besides."""
 LATE_S = 0.05
 """After the full minute: a timer that is a little early would tell the minute before."""
 
@@ -108,6 +109,7 @@ class PolicyKeeper:
             policy = config.policy
         except ConfigError as error:
             return self._refuse(str(error))
+        follow_log_settings(self.config, config)
         differs = tuple(needs_restart(self._running, config))
         changed = policy != self.policy
         self.config, self.policy = config, policy
@@ -132,11 +134,8 @@ class PolicyKeeper:
 
 def needs_restart(old: Config, new: Config) -> Iterator[str]:
     """Keys that differ and that only a restart can change, as in ``"[[link]] a->b capacity"``."""
-    for table in ("coordinator", "log"):
-        before, after = getattr(old, table), getattr(new, table)
-        for name in type(after).model_fields:
-            if name not in APPLIED_AT_ONCE.get(table, ()) and getattr(before, name) != getattr(after, name):
-                yield f"[{table}] {name}"
+    before, after = old.require_coordinator(), new.require_coordinator()
+    yield from changed_keys("coordinator", before, after, but=APPLIED_AT_ONCE["coordinator"])
     links = {link.name: link for link in old.links}
     for link in new.links:
         present = links.pop(link.name, None)

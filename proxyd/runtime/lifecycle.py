@@ -5,8 +5,9 @@ A daemon's ``main`` is one coroutine that serves until its :class:`Stop` is aske
     def run(config: Config, ready_fd: int | None = None) -> int:
         return run_daemon(lambda stop: serve(config, ready_fd, stop))
 
-SIGTERM and SIGINT ask for an orderly stop (exit code 0). A broken invariant asks for one too, with exit code 1: state
-is soft, and a restart is the cure.
+SIGTERM and SIGINT ask for an orderly stop (exit code 0), as process 1 of a container too, where the kernel drops
+signals that nobody handles. SIGHUP makes a daemon read its file again. A broken invariant asks for a stop with exit
+code 1: state is soft, and a restart is the cure.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class Stop:
         return self.reason
 
 
-def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> int:
+def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]], reload: Callable[[], object] | None = None) -> int:
     """Run ``main`` on uvloop with signals connected to its Stop; answers the exit code.
 
+    ``reload`` is called on the loop at SIGHUP; without it SIGHUP does nothing until ``main`` handles it.
     What ``main`` raises goes to the caller: a ListenError at start is for a person to read.
     """
 
@@ -76,6 +78,7 @@ def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.ask, f"got {number.name}")
+        loop.add_signal_handler(signal.SIGHUP, _ignore if reload is None else reload)
         # A task that dies silently would leave half a daemon: every unhandled exception ends it.
         loop.set_exception_handler(lambda _, context: _on_loop_error(stop, context))
         calm_collector()
@@ -84,6 +87,10 @@ def run_daemon(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(guarded())
+
+
+def _ignore() -> None:
+    log.info("got SIGHUP before there was anything to read again")
 
 
 def calm_collector() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,25 @@ from proxyd.cli.cluster import Cluster, LinkFigures
 from tests.e2e.rig import Net, end_well
 
 _JOBS = itertools.count(1)
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report  # type: ignore[return-value] # a wrapper's result is pytest's
+
+
+def _keep_logs(request: pytest.FixtureRequest, clusters: list[Cluster]) -> None:
+    """A failed test's daemons are heard before their directory goes: whole in build/logs, their end in the report."""
+    kept = Path("build/logs") / request.node.name.replace("/", "_")[:80]
+    kept.mkdir(parents=True, exist_ok=True)
+    for cluster in clusters:
+        for member in cluster.members:
+            shutil.copy(member.log_path, kept / member.log_path.name)
+            print(f"--- {member.label}, exit code {member.process.poll()}, all of it in {kept}\n{member.last_words()}")
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +84,16 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Net]]:
             return nets[-1]
 
         yield start
-        for one in nets:
-            one.prove()
-        for one in nets:
-            one.close()
-            end_well(one.cluster)
+        failed = request.node.stash.get(_FAILED, False)
+        try:
+            for one in nets:
+                one.prove()
+            for one in nets:
+                one.close()
+                end_well(one.cluster)
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            if failed:
+                _keep_logs(request, [one.cluster for one in nets])

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import proxyd_client
-from proxyd.cli.cluster import AgentMember, Cluster
+from proxyd.cli.cluster import AgentMember, Cluster, Member
 from proxyd.cli.scrape import scrape
 from proxyd_client import Endpoint, Handle
 
@@ -279,6 +279,82 @@ def end_well(cluster: Cluster) -> None:
             assert cry not in log, (
                 f"{member.label} logged {cry.strip()!r}: {log[max(0, log.index(cry) - 500) :][:3000]}"
             )
+
+
+@contextlib.contextmanager
+def standing_still(*members: Member | Trainer) -> Iterator[None]:
+    """Processes get no CPU within the block (SIGSTOP, SIGCONT), whatever happens in it."""
+    for member in members:
+        member.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for member in members:
+            member.process.send_signal(signal.SIGCONT)
+
+
+def fd_count(pid: int) -> int:
+    """Open descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Health:
+    """What has to be so before a fault and again after it: a message of each size each way, byte by byte; nothing
+    granted and not delivered; nothing waiting; as many descriptors as before.
+
+    The endpoints are connected anew for each look, so that it doesn't matter whom the fault has hit.
+    """
+
+    SIZES = (1, 3 * KIB, 1 * MIB + 17)
+
+    def __init__(self, net: Net, places: tuple[tuple[str, int], tuple[str, int]] = (("a", 0), ("b", 0))) -> None:
+        self._net = net
+        self._places = places
+        self._looks = 0
+        self.check()
+        self._fds = {member.label: fd_count(member.pid) for member in net.cluster.members}
+
+    def check(self, timeout_s: float = 20.0) -> None:
+        """Look once."""
+        self._looks += 1
+        job, ranks = f"{self._net.job}-health{self._looks}", (9000, 9001)
+        sockets = [self._net.agent(*place).socket for place in self._places]
+        ends = [proxyd_client.connect(job, rank, socket=at) for rank, at in zip(ranks, sockets, strict=True)]
+        try:
+            for source, target in ((0, 1), (1, 0)):
+                for number, nbytes in enumerate(self.SIZES):
+                    data = pattern(nbytes, source, number)
+                    handle = ends[source].isend(data, dst=ranks[target], tag=number)
+                    got = ends[target].recv(src=ranks[source], tag=number, timeout_s=timeout_s)
+                    assert np.array_equal(got.array, data), f"message {number} of {job} was changed"
+                    handle.wait(timeout_s)
+                    del got
+        finally:
+            for end in ends:
+                end.close(0.0)
+        self.nothing_left()
+
+    def nothing_left(self, timeout_s: float = 10.0) -> None:
+        """No grant is out that nobody will use, and the link is free."""
+
+        def left() -> dict[str, float]:
+            page = scrape(self._net.cluster.coordinator.metrics)
+            names = ("outstanding_bytes", "waiting_transfers", "waiting_bytes")
+            values = {name: page.total(f"proxyd_link_{name}") for name in names}
+            return {name: value for name, value in values.items() if value}
+
+        until(lambda: not left(), f"something is left on the links: {left()}", timeout_s)
+
+    def recovered(self, timeout_s: float = 20.0) -> None:
+        """It is as it was, descriptors of daemons that live on included (a few come and go with scrapes)."""
+        self.check(timeout_s)
+
+        def grown() -> list[str]:
+            members = self._net.cluster.members
+            now = {member.label: fd_count(member.pid) for member in members}
+            return [f"{label}: {now[label]}, it had {old}" for label, old in self._fds.items() if now[label] > old + 2]
+
+        until(lambda: not grown(), f"descriptors are left: {grown()}", timeout_s)
 
 
 def rss_bytes(pid: int, what: str = "VmRSS") -> int:

@@ -11,6 +11,7 @@ import pytest
 from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.core.events import CoordinatorEvent, LocalTime, PolicyChanged
 from proxyd.core.ids import LinkName
+from proxyd.runtime import reloading
 from proxyd.runtime.config import load_config
 
 FILE = """\
@@ -81,7 +82,11 @@ def test_the_time_zone_counts_and_summer_time_is_followed(tmp_path: Path) -> Non
     assert desk.minutes()[-1] == 6 * 1440 + 570
 
 
-def test_a_good_file_is_applied_and_what_needs_a_restart_is_named(tmp_path: Path) -> None:
+def test_a_good_file_is_applied_and_what_needs_a_restart_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: list[tuple[str, str]] = []
+    monkeypatch.setattr(reloading, "setup_logging", lambda *how: logs.append(how))
     desk = Desk(tmp_path)
     text = FILE.replace("weight = 3", "weight = 5").replace("500Mbit", "100Mbit").replace("1Gbit", "2Gbit")
     text = text.replace("[coordinator]\n", '[coordinator]\nname = "other"\n')
@@ -93,10 +98,10 @@ def test_a_good_file_is_applied_and_what_needs_a_restart_is_named(tmp_path: Path
     assert policy.link(LinkName("a", "b")).cap_bytes_per_s == 12_500_000
     assert set(result.needs_restart) == {
         "[coordinator] name",
-        "[log] level",
         "[[link]] a->b capacity",
         "[[link]] b->a (new)",
     }
+    assert logs == [("debug", "text")]
     desk.file.write_text(FILE.partition("[[link]]")[0])
     assert desk.keeper.reload().needs_restart == ("[[link]] a->b (gone)",), "compared with what runs, not the last file"
 

@@ -1,0 +1,61 @@
+"""SIGHUP: a daemon reads its own file again, applies what can be applied, and names what can't. A wrong file changes
+nothing, and the log says so with the line. What a daemon applies beyond the log's settings it does itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+
+from pydantic import BaseModel
+
+from proxyd.core.errors import ConfigError
+from proxyd.runtime.config import Config, load_config
+from proxyd.runtime.logs import fields, setup_logging
+
+
+def changed_keys(table: str, before: BaseModel, after: BaseModel, but: Collection[str] = ()) -> Iterator[str]:
+    """Keys of a section that differ, as in ``"[agent] memory"``, but for some."""
+    for name in type(after).model_fields:
+        if name not in but and getattr(before, name) != getattr(after, name):
+            yield f"[{table}] {name}"
+
+
+def follow_log_settings(before: Config, after: Config) -> bool:
+    """Log from now on as ``after`` says; answers whether that is a change."""
+    if before.log == after.log:
+        return False
+    setup_logging(after.log.level, after.log.format)
+    return True
+
+
+class AgentReloader:
+    """An agent's file. Level and format of the log follow it; everything else is fixed while the agent runs, because
+    trainers' memory, listeners and peers' connections were made by it.
+
+    :param config: as it was read at start.
+    :param path: the file.
+    """
+
+    def __init__(self, config: Config, path: str) -> None:
+        self._config = config
+        self._path = path
+        self._log = logging.getLogger("proxyd.agent")
+
+    def reload(self) -> bool:
+        """Read the file again; answers whether it was good. Never raises for what stands in it."""
+        try:
+            config = load_config(self._path, "agent")
+        except ConfigError as error:
+            self._log.error("the file was not read again, the old configuration stays in force: %s", error)
+            return False
+        changed = follow_log_settings(self._config, config)
+        needs_restart = list(changed_keys("agent", self._config.require_agent(), config.require_agent()))
+        # Compared with what runs: a key that was changed back needs no restart.
+        self._config = self._config.model_copy(update={"log": config.log})
+        self._log.info("configuration read again", extra=fields(file=self._path, log_changed=changed))
+        if needs_restart:
+            self._log.warning(
+                "what has changed in the file needs a restart and stays as it was",
+                extra=fields(file=self._path, keys=", ".join(needs_restart)),
+            )
+        return True
