@@ -8,6 +8,11 @@ else speaks, what it said stands.
 
 The latest life wins: entries say how old a life is. A late "gone" of an earlier life must not remove the present one,
 nor may a coordinator that still believes in an earlier one bring it back.
+
+Ages decide between two coordinators only. They are wrong by as long as a message was held up on its way, or as our own
+host stood still (its clock stands too), and an endpoint whose present life passed for an earlier one would never be
+reached again. So no coordinator's later word is judged by age against what it said itself: when it has taken the other
+life back, or when both are at one agent and nobody else lists the other one.
 """
 
 from __future__ import annotations
@@ -48,8 +53,9 @@ class AgentDirectory:
         """Gone, says one coordinator (with the reason); another one still lists it."""
         self._begun_ns: dict[EndpointName, int] = {}
         """When the present life attached, on our clock."""
-        self._past: dict[EndpointName, tuple[int, int]] = {}
-        """Latest life of those that are gone, and when it attached; the one that went last stands last."""
+        self._past: dict[EndpointName, tuple[int, int, str]] = {}
+        """Latest life of those that are gone, when it attached, and who said that it is gone; the one that went last
+        stands last."""
 
     def get(self, endpoint: EndpointName) -> DirectoryEntry | None:
         """The endpoint's present life, or None."""
@@ -80,10 +86,14 @@ class AgentDirectory:
         came: list[DirectoryEntry] = []
         gone: list[Gone] = []
         if message.full:
-            listed = {entry.endpoint for entry in message.entries}
+            listed = {entry.endpoint: entry for entry in message.entries}
             for endpoint in sorted(self._entries, key=lambda e: (e.job, e.rank)):
-                if endpoint not in listed and coordinator in self._sources[endpoint]:
+                now = listed.get(endpoint)
+                life = self._entries[endpoint].incarnation
+                if (now is None or now.incarnation != life) and coordinator in self._sources[endpoint]:
                     reason = "its agent is no longer registered with the coordinator"
+                    if now is not None:
+                        reason = f"replaced by a new process at {now.agent}"
                     gone += self._unlist(coordinator, endpoint, reason, alive)
         for endpoint, incarnation, reason in message.gone:
             known = self._entries.get(endpoint)
@@ -93,13 +103,20 @@ class AgentDirectory:
             endpoint = entry.endpoint
             known = self._entries.get(endpoint)
             begun_ns = now_ns - entry.age_ns
-            latest = (known.incarnation, self._begun_ns[endpoint]) if known is not None else self._past.get(endpoint)
+            latest = self._past.get(endpoint)
+            if known is not None:
+                latest = (known.incarnation, self._begun_ns[endpoint], "")
             if latest is not None and latest[0] == entry.incarnation:
                 begun_ns = min(begun_ns, latest[1])  # late messages make a life younger than it is, never older
             elif latest is not None and begun_ns < latest[1] and coordinator:
-                continue  # an earlier life, which somebody still believes in
+                own = latest[2] == coordinator
+                if known is not None and known.agent == entry.agent:
+                    self._sources[endpoint].discard(coordinator)
+                    own = not self._listed(endpoint, alive)
+                if not own:
+                    continue  # an earlier life, which somebody still believes in
             if known is not None and known.incarnation != entry.incarnation:
-                gone.append(self._remove(endpoint, f"replaced by a new process at {entry.agent}"))
+                gone.append(self._remove(endpoint, f"replaced by a new process at {entry.agent}", coordinator))
             self._past.pop(endpoint, None)
             self._begun_ns[endpoint] = begun_ns
             if known != entry:
@@ -116,7 +133,7 @@ class AgentDirectory:
         gone: list[Gone] = []
         for endpoint, reason in list(self._doubts.items()):
             if not self._listed(endpoint, alive):
-                gone.append(self._remove(endpoint, reason))
+                gone.append(self._remove(endpoint, reason, ""))
         return Changes((), tuple(gone))
 
     def _unlist(self, coordinator: str, endpoint: EndpointName, reason: str, alive: Set[str]) -> Iterable[Gone]:
@@ -125,15 +142,15 @@ class AgentDirectory:
         if coordinator and self._listed(endpoint, alive):
             self._doubts[endpoint] = reason
             return ()
-        return (self._remove(endpoint, reason),)
+        return (self._remove(endpoint, reason, coordinator),)
 
     def _listed(self, endpoint: EndpointName, alive: Set[str]) -> bool:
         return any(source in alive or not source for source in self._sources[endpoint])
 
-    def _remove(self, endpoint: EndpointName, reason: str) -> Gone:
+    def _remove(self, endpoint: EndpointName, reason: str, coordinator: str) -> Gone:
         del self._sources[endpoint]
         self._doubts.pop(endpoint, None)
-        self._past[endpoint] = (self._entries[endpoint].incarnation, self._begun_ns.pop(endpoint))
+        self._past[endpoint] = (self._entries[endpoint].incarnation, self._begun_ns.pop(endpoint), coordinator)
         if len(self._past) > MAX_REMEMBERED:
             del self._past[next(iter(self._past))]
         return Gone(self._entries.pop(endpoint), reason)

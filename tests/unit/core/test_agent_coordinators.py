@@ -8,6 +8,7 @@ import pytest
 
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
+from proxyd.core.agent import AgentConfig, AgentMachine
 from proxyd.core.ids import AgentName, EndpointName, LinkName
 from proxyd.core.messages import (
     Announce,
@@ -319,6 +320,32 @@ def test_one_that_lags_behind_does_not_bring_an_earlier_life_back() -> None:
     assert listed(world) == later
     say(world, ONE, Directory((), ((ENDPOINT, 555, "ended"),), full=False))
     assert listed(world) is None, "who believes in the earlier life does not list the present one"
+
+
+ELSEWHERE = AgentName("b", "1")
+
+
+@pytest.mark.parametrize(("agent", "gone", "full"), [
+    (ENTRY.agent, False, False), (ENTRY.agent, True, False), (ENTRY.agent, False, True),
+    (ELSEWHERE, True, False), (ELSEWHERE, False, True),
+])  # fmt: skip
+def test_ones_later_word_is_not_judged_by_age_against_its_own(agent: AgentName, gone: bool, full: bool) -> None:
+    """Our host stood still meanwhile, and its clock too: the new life passes for older than the one that we know."""
+    world = world_with(("*->*",))
+    world.machines.setdefault(ELSEWHERE, AgentMachine(AgentConfig(ELSEWHERE, 3, f"{ELSEWHERE}:1")))
+    later = DirectoryEntry(ENDPOINT, 555, agent, 3, f"{agent}:1", age_ns=10_000_000_000)
+    taken_back = ((ENDPOINT, 101, "replaced"),) if gone else ()
+    say(world, ONE, Directory((later,), taken_back, full=full))
+    assert listed(world) == later
+
+
+def test_two_that_tell_of_a_new_life_one_after_the_other_are_believed_in_the_end() -> None:
+    world = world_with(("a->*",), ("b->*",))
+    later = dataclasses.replace(ENTRY, incarnation=555, age_ns=10_000_000_000)
+    say(world, ONE, Directory((later,), (), full=False))
+    assert listed(world) == ENTRY, "by its age it is an earlier one, and the other one lists the life that we know"
+    say(world, TWO, Directory((later,), (), full=False))
+    assert listed(world) == later
 
 
 def test_its_own_trainers_an_agent_knows_best() -> None:
