@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench link": ("proxyd.cli.bench_link", "a link that changes and that nobody configured, beside plain TCP"),
     "bench ways": ("proxyd.cli.bench_ways", "far coordinators, both directions at once, urgent messages"),
     "simulate link": ("proxyd.cli.simulate_link", "a link that changes, simulated: use, queue, loss, completion times"),
+    "simulate faults": ("proxyd.cli.simulate_faults", "crashes, cuts and partitions, simulated: nothing may be lost"),
     "simulate scale": ("proxyd.cli.simulate_scale", "1,000 agents at once, and an hour of 64: how long it takes"),
     "simulate targets": ("proxyd.cli.simulate_targets", "what a live link must show, each run with its bounds"),
     "healthcheck": ("proxyd.cli.healthcheck", "whether the daemon of a configuration accepts, for probes"),

@@ -523,6 +523,16 @@ class LinkBook:
         self._lead_said = True
         self.report_due_ns = now_ns
 
+    def problem(self) -> str:
+        """What of the accounts doesn't add up; "" when all does."""
+        held = sum(grant.left_bytes for grant in self.grants if not grant.fallback)
+        counts = (self._granted_bytes, self._returned_bytes, held, self._taken_bytes)
+        if min(counts) < 0 or self._granted_bytes != self._returned_bytes + held + self._taken_bytes:
+            return "granted {}, returned {}, untaken {}, taken {} bytes".format(*counts)
+        if any(grant.left_bytes <= 0 for grant in self.grants):
+            return f"a grant with nothing left is held: {[grant.left_bytes for grant in self.grants]}"
+        return ""
+
     def report(self, now_ns: int) -> Report | None:
         """The report that is due, or None when nothing has changed since the last one."""
         self.report_due_ns = None

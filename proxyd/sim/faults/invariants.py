@@ -1,0 +1,125 @@
+"""What must hold after every event, and when all is over.
+
+Accounts are looked at from both sides: what an agent's book says of itself must add up, and must be something that its
+coordinator granted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxyd.core.transfer import RecvState
+from proxyd.sim.faults.plan import SECOND
+from proxyd.sim.faults.trainers import Broken
+
+if TYPE_CHECKING:
+    from proxyd.sim.faults.agents import AgentLife
+    from proxyd.sim.faults.sessions import CoordinatorLife
+    from proxyd.sim.faults.world import World
+
+HOLDS_BLOCK = (RecvState.LANDING, RecvState.LANDED)
+
+
+def check_agent(life: AgentLife) -> None:
+    """After each event of an agent's machine."""
+    machine = life.machine
+    sender, receiver = machine.sender, machine.receiver
+    held: dict[object, int] = {}
+    for link, book in sender.asking.links.items():
+        if problem := book.problem():
+            raise Broken(f"{life.name}: {link}: {problem}")
+        for grant in book.grants:
+            if not grant.announcement:
+                held[grant.transfer] = held.get(grant.transfer, 0) + grant.left_bytes
+        for transfer in book.asked:
+            if transfer not in sender.transfers:
+                raise Broken(f"{life.name}: {link}: {transfer} waits for grants, and has ended")
+    for transfer, out in sender.transfers.items():
+        if out.held_bytes != held.pop(transfer, 0):
+            raise Broken(f"{life.name}: {out.envelope.describe()} counts {out.held_bytes} bytes held")
+        if out.finished:
+            raise Broken(f"{life.name}: {out.envelope.describe()} is over and still there")
+        if not 0 <= out.next_offset <= out.nbytes:
+            raise Broken(f"{life.name}: {out.envelope.describe()} is at {out.next_offset}")
+    if held:
+        raise Broken(f"{life.name}: grants are held for transfers that have ended: {held}")
+    for name, peer in sender.peers.items():
+        for pair, used in peer.eager_used_bytes.items():
+            if not 0 < used <= peer.eager_bytes:
+                raise Broken(f"{life.name}: {used} of {peer.eager_bytes} eager bytes to {name} for {pair}")
+    if not 0 <= life.used_bytes <= life.world.shape.memory_bytes:
+        raise Broken(f"{life.name}: {life.used_bytes} bytes of memory are used")
+    for transfer, incoming in receiver.transfers.items():
+        if incoming.state in HOLDS_BLOCK and incoming.nbytes and transfer not in life.blocks:
+            raise Broken(f"{life.name}: {incoming.envelope.describe()} is {incoming.state.value} without a block")
+    if len(life.blocks) > len(receiver.transfers):
+        raise Broken(f"{life.name}: {len(life.blocks)} blocks for {len(receiver.transfers)} messages")
+
+
+def check_coordinator(life: CoordinatorLife) -> None:
+    """After each event of a coordinator's machine."""
+    if problem := life.machine.audit(life.host.now_ns):
+        raise Broken(f"{life.name}: {problem}")
+
+
+def check_end(world: World) -> None:
+    """The faults are over, and so is the time to heal."""
+    for message in world.messages.values():
+        sender, taker = message.sender, message.taken_by
+        if sender.alive and not message.outcome:
+            raise Broken(f"{message}: neither done nor failed in the end; its agent: {_stands(world, message)}")
+        if message.must_arrive and message.outcome != "done":
+            raise Broken(f"{message}: posted after all had healed, and failed: {message.outcome}: {message.why}")
+        if taker is not None and taker.alive and not message.landed and not message.receive_failed:
+            raise Broken(f"{message}: its receiver waits for {message.envelope.nbytes - message.landed_bytes} bytes")
+    for host in world.hosts.values():
+        if host.life is not None:
+            _check_idle(host.life)
+    for coordinator in world.coordinators.values():
+        _check_nothing_owed(coordinator)
+
+
+def _stands(world: World, message: object) -> str:
+    for host in world.hosts.values():
+        if host.life is not None:
+            out = host.life.machine.sender.transfers.get(message.transfer)  # type: ignore[attr-defined]
+            if out is not None:
+                return f"{host.name} has it {out.state.value}, {out.taken_bytes} bytes taken, needs {out.need_bytes}"
+    return "none knows it"
+
+
+def _check_idle(life: AgentLife) -> None:
+    sender, receiver = life.machine.sender, life.machine.receiver
+    left = [out.envelope.describe() for out in sender.transfers.values() if not out.padding]
+    left += [incoming.envelope.describe() for incoming in receiver.transfers.values()]
+    if left or life.blocks or life.used_bytes:
+        raise Broken(f"{life.name}: in the end there are {len(life.blocks)} blocks and {left}")
+    for link, book in sender.asking.links.items():
+        if book.asked or any(not grant.announcement for grant in book.grants):
+            raise Broken(f"{life.name}: {link}: {book.untaken_bytes} bytes held, {list(book.asked)} wait in the end")
+    for name, peer in sender.peers.items():
+        if peer.connected and peer.eager_used_bytes:
+            raise Broken(f"{life.name}: eager budget to {name} in the end: {peer.eager_used_bytes}")
+
+
+def _check_nothing_owed(life: CoordinatorLife) -> None:
+    now_ns = life.host.now_ns
+    status = life.machine.status(now_ns)
+    living = {host.name for host in life.world.hosts.values()}
+    if len(status.agents) != len(living) or {agent.agent for agent in status.agents} != living:
+        raise Broken(f"{life.name}: sessions in the end: {[str(agent.agent) for agent in status.agents]}")
+    if len(life.sessions) != len(status.agents):
+        raise Broken(f"{life.name}: {len(life.sessions)} streams for {len(status.agents)} agents in the end")
+    for agent in status.agents:
+        if agent.transfers:
+            raise Broken(f"{life.name}: {agent.transfers} transfers of {agent.agent} are open in the end")
+    for link in status.links:
+        if link.outstanding_bytes or link.waiting:
+            raise Broken(
+                f"{life.name}: {link.link}: {link.outstanding_bytes} bytes outstanding, {link.waiting} transfers wait "
+                f"in the end, at {now_ns / SECOND:.3f} s of its clock"
+            )
+        if link.totals.clamped_reports:
+            raise Broken(f"{life.name}: {link.link}: {link.totals.clamped_reports} reports of the impossible")
+        if link.window_violations:
+            raise Broken(f"{life.name}: {link.link}: the window was exceeded {link.window_violations} times")
