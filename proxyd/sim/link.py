@@ -255,9 +255,11 @@ def segment_bytes(model: LinkModel) -> int:
     """How much payload to put on a link at a time: about 0.3 ms of link time, 16 KiB at least.
 
     A kernel sends in bursts of that order as well (TSO sized to the pace), and at 100 Gbit/s packets one by one would
-    cost too much. Less than 16 KiB, down to two packets, where a burst would fill a good part of the buffer.
+    cost too much. Less than 16 KiB, down to two packets, where a burst would fill a good part of the buffer, or take
+    more than the millisecond of the pace that Linux makes a burst of (``tcp_tso_autosize``).
     """
-    least = min(16 << 10, max(2 * model.mss_bytes, model.buffer_bytes // 4))
+    millisecond = model.rate_bytes_per_s // 1000
+    least = min(16 << 10, max(2 * model.mss_bytes, min(model.buffer_bytes // 4, millisecond)))
     packets = max(least, model.rate_bytes_per_s * 3 // 10_000) / model.mss_bytes
     return max(1, math.floor(packets)) * model.mss_bytes
 

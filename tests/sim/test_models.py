@@ -150,5 +150,6 @@ def test_segments_grow_with_the_rate_and_shrink_with_the_buffer() -> None:
 
     assert size(12_500_000_000, 1 << 30) == pytest.approx(3_750_000, rel=0.01)
     assert size(50_000_000, 300_000) == pytest.approx(16 << 10, rel=0.1)
-    assert size(1_250_000, 7_500) == 2 * 1448
+    assert size(5_000_000, 1 << 20) == 3 * 1448, "a millisecond, as the kernel's bursts"
+    assert size(1_250_000, 1 << 20) == size(1_250_000, 7_500) == 2 * 1448
     assert size(1_250_000, 7_500, 9000) == 8948
