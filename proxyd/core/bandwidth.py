@@ -103,6 +103,10 @@ PLATEAU_ROUNDS = 3
 QUEUE_STRONG_NS = 3_000_000
 QUEUE_STRONG_OF_RTT = 16
 """A queue beyond both is no host's noise."""
+PRESSED_ROUNDS = 3
+"""A queue that is strong without a break for so many round trips is the link's doing, though windows that losses have
+made small explain the rate: where the estimate is far too high, acknowledgements clock the senders, and they send what
+arrives. A link of 10 Mbit/s would pass for one of 100 for seconds."""
 SHORT = 4
 FULL_PIPE = 0.5
 WEAK = 0.9
@@ -224,9 +228,11 @@ class LinkEstimator:
         "_loss_events_ns",
         "_lossy_until_ns",
         "_plateaus",
+        "_pressed",
         "_queue_ns",
         "_rate",
         "_round_least_ns",
+        "_round_low_ns",
         "_round_ns",
         "_round_rate",
         "_rounds",
@@ -277,6 +283,10 @@ class LinkEstimator:
         self._round_rate = 0.0
         self._round_least_ns = 0
         """The largest queue that all agents saw in this round trip."""
+        self._round_low_ns = 0
+        """The smallest one."""
+        self._pressed = 0
+        """Round trips in a row in which it was no host's noise."""
         self._rounds = 0
         self._plateaus = 0
         self._weak_rate = self._rate
@@ -407,16 +417,18 @@ class LinkEstimator:
         self._holes = tally.has_holes(rtt_ns)
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > self._shows_ns(rtt_ns)
-        strong = self._queue_ns > max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
-        if queued and not decides and (rate < WEAK * self._rate or (self._holes and not strong)):
+        strong = self._queue_ns > self._strong_ns(rtt_ns)
+        pressed = self._pressed >= PRESSED_ROUNDS
+        explained = rate < WEAK * self._rate or (self._holes and not strong)
+        if queued and not decides and explained and not pressed:
             queued = False  # cold windows or gaps, and a busy host's round trips
-        if flow.missing_bytes * NANOS < FULL_PIPE * self._rate * rtt_ns:
+        if not pressed and flow.missing_bytes * NANOS < FULL_PIPE * self._rate * rtt_ns:
             # Who fills the pipe so little, isn't held back by its narrow end: a link that became slower has more in it.
             queued = False
         if queued and not decides and not strong and now_ns < self._hold_until_ns:
             queued = False  # nothing pushes back up while probes wait
-        if self._starting and queued and not (strong and decides and rate > STARTUP_USED * self.pace_bytes_per_s):
-            queued = False
+        if self._starting and queued and not pressed:
+            queued = strong and decides and rate > STARTUP_USED * self.pace_bytes_per_s
         self._next_round(rtt_ns, rate, full, now_ns)
         if rate > self._rate and not self.policed:
             self._rate = max(self._rate, tally.lasting_rate(rate, self._rate, count, rtt_ns))
@@ -442,10 +454,12 @@ class LinkEstimator:
     def _next_round(self, rtt_ns: int, rate: float, full: bool, now_ns: int) -> None:
         """Once per round trip: plateaus, probes, standing queues."""
         self._round_least_ns = max(self._round_least_ns, self._queue_ns)
+        self._round_low_ns = min(self._round_low_ns, self._queue_ns)
         if now_ns - self._round_ns < rtt_ns:
             return
         quiet = self._round_least_ns <= self._shows_ns(rtt_ns)
         self._round_ns = now_ns
+        self._pressed = self._pressed + 1 if full and self._round_low_ns > self._strong_ns(rtt_ns) else 0
         self._weak_rate = self._rate
         last, self._round_rate = self._round_rate, rate
         if self._starting:
@@ -464,7 +478,7 @@ class LinkEstimator:
         if self.policed and full and now_ns > self._hold_until_ns + LONG_WINDOW_NS and rate > self._rate:
             self.policed = False  # it carries more now; should that be a bucket's burst, losses will say so
         self._stand(rtt_ns, full, now_ns)
-        self._round_least_ns = self._queue_ns
+        self._round_least_ns = self._round_low_ns = self._queue_ns
 
     def _stand(self, rtt_ns: int, full: bool, now_ns: int) -> None:
         """A queue that stands although we drain it isn't ours: count it as distance, and look again when it is gone."""
@@ -493,7 +507,8 @@ class LinkEstimator:
         self._lossy_until_ns = now_ns + 2 * rtt_ns
         queue_ns = self._tally.queue_before_ns(6 * rtt_ns)
         if queue_ns > max(2_000_000, rtt_ns // 50):
-            seen = int(queue_ns * self._rate) // NANOS
+            # At first the estimate may be far above the link's rate: what arrives isn't.
+            seen = int(queue_ns * min(self._rate, max(rate, self._round_rate))) // NANOS
             self._buffer_seen_bytes = max(seen, self._buffer_seen_bytes * 7 // 8)
             if not self._starting:  # then it is still the highest rate that was delivered: not above the link's
                 # Retransmissions go on for a while: each of them must not take another tenth.
@@ -533,6 +548,10 @@ class LinkEstimator:
         """A queue above this is one: half the target, or what is no host's noise if that is less than the target."""
         target_ns = self._target_ns(rtt_ns)
         return max(target_ns // 2, min(NOISE_NS, target_ns * 4 // 5))
+
+    def _strong_ns(self, rtt_ns: int) -> int:
+        """A queue above this is no host's noise."""
+        return max(QUEUE_STRONG_NS, rtt_ns // QUEUE_STRONG_OF_RTT)
 
     def _set_pace(self, now_ns: int, rtt_ns: int) -> None:
         rate = self._rate

@@ -27,6 +27,8 @@ class FluidLink:
     """One bottleneck. ``rate(time_ns)``: payload bytes/s; ``demand(time_ns)``: the most that is offered, bytes/s;
     ``held(time_ns)``: hosts are held up, and no acknowledgement is seen.
 
+    ``windows_bytes``: what TCP's windows let be in flight.
+
     ``beside``: the link of the other direction, once both exist; acknowledgements wait in its queue, and with ``tells``
     the agents say so (``back_noise`` less, which they can't be sure of)."""
 
@@ -41,9 +43,10 @@ class FluidLink:
         bucket: tuple[float, float] | None = None,
         noise: Callable[[], int] = lambda: 0,
         held: Callable[[int], bool] = lambda _: False,
+        windows_bytes: float = float("inf"),
     ) -> None:
         self.rate, self.demand, self.rtt_ns, self.buffer_bytes, self.noise = rate, demand, rtt_ns, buffer_bytes, noise
-        self.held = held
+        self.held, self.windows_bytes = held, windows_bytes
         self.estimator = LinkEstimator(settings or LinkSettings(LINK, mtu_bytes=9000, live=True))
         self.now_ns = 0
         self.queue_bytes = self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
@@ -66,6 +69,11 @@ class FluidLink:
         """Let time pass; figures count from here on."""
         run_together([self], for_ns)
 
+    @property
+    def in_flight_bytes(self) -> float:
+        """Sent, and neither acknowledged nor known to be lost."""
+        return self._sent - self._arrived - self._known_lost
+
     def begin_count(self) -> None:
         """Figures count from here on."""
         self.carried_bytes = self.could_bytes = self.offered_bytes = self.lost_bytes = 0.0
@@ -77,7 +85,8 @@ class FluidLink:
         while self._paces and self._paces[0][0] <= now_ns:
             self._pace = self._paces.popleft()[1]
         seconds = STEP_NS / SECOND
-        offered = min(self._pace, self.demand(now_ns)) * seconds
+        room = max(0.0, self.windows_bytes - self.in_flight_bytes)
+        offered = min(min(self._pace, self.demand(now_ns)) * seconds, room)
         could = self.rate(now_ns) * seconds
         lost = 0.0
         if self._bucket is not None:
@@ -115,7 +124,7 @@ class FluidLink:
     def _report(self, now_ns: int) -> None:
         arrived, sent, packets, since_ns = self._told
         lost = int(self._known_lost / PACKET)
-        in_flight = int(self._sent - self._arrived - self._known_lost)
+        in_flight = int(self.in_flight_bytes)
         self._told = (self._arrived, self._sent, lost, now_ns)
         if self._sent == sent and self._arrived == arrived and in_flight <= 0:
             return  # agents report changes
@@ -130,6 +139,7 @@ class FluidLink:
             missing_bytes=in_flight,
             demand=self.demand(now_ns) > self._pace,
             control_rtt_ns=CONTROL_NS,
+            window_limited=in_flight > 0.9 * self.windows_bytes,
         )
         wait_ns = self._ack_wait_ns if self.tells else 0
         flow.ack_wait_ns, flow.ack_waited_ns, self._told_wait_ns = wait_ns, self._told_wait_ns, wait_ns

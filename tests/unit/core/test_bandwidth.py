@@ -40,6 +40,19 @@ def test_any_rate_is_found_without_a_hint_and_kept_nearly_without_a_queue(rate: 
     assert link.estimator.rate_bytes_per_s(link.now_ns) == pytest.approx(rate, rel=0.05)
 
 
+def test_a_link_far_slower_than_the_start_is_found_while_acknowledgements_clock_the_senders() -> None:
+    """The safe start is ten times this link's rate: TCP's windows, not the pace, hold what is in flight, so it sends
+    what arrives, and no sample says that the link decides."""
+    rate, rtt_ns = 1_200_000, 60 * MS
+    bdp_bytes = rate * rtt_ns / SECOND
+    link = FluidLink(lambda _: rate, rtt_ns=rtt_ns, buffer_bytes=bdp_bytes, windows_bytes=1.7 * bdp_bytes)
+    link.run(15 * rtt_ns)
+    link.begin_count()
+    link.run(2 * SECOND)
+    assert max(link.estimates) < 1.3 * rate
+    assert min(link.estimates) > 0.8 * rate
+
+
 @pytest.mark.parametrize("buffer_bdp", [0.1, 0.5, 1.0])
 def test_a_rate_that_halves(buffer_bdp: float) -> None:
     """Queue back under 0.1 BDP within 5 round trips; 13.7 % of a round trip's bytes are lost at 0.1 BDP unavoidably."""
