@@ -87,7 +87,8 @@ def test_random_lives_over_a_shared_line(seed: int) -> None:
             else:
                 world.senders[session].frozen = True
         world.run(world.now_ns + rng.choice([0, 1_000_000, 20_000_000, 300_000_000]))
-    world.run(world.now_ns + 400 * SECOND)
+    # A frozen sender whose session stands is granted what it asked for once, one lease after the other.
+    world.run(world.now_ns + 1200 * SECOND)
 
     granted: dict[TransferId, int] = {}
     for _, _, grant in world.grants:

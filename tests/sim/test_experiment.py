@@ -62,6 +62,22 @@ def test_a_rate_that_is_believed_and_halves_is_lost_packets_and_a_full_buffer() 
     assert "step" in result.figures()
 
 
+def test_a_slow_link_is_found_from_a_start_ten_times_its_rate() -> None:
+    slow = LinkExperiment(
+        trace=constant(1_250_000),
+        rtt_ns=60 * MS,
+        buffer_bytes=75_000,
+        senders=8,
+        duration_ns=12 * NANOS,
+        message_bytes=256 << 10,
+        check=True,
+    )
+    result = run_link(slow)
+    assert result.utilisation > 0.8
+    assert result.loss < 0.005
+    assert result.estimate_error_p95 < 0.5
+
+
 def test_cross_traffic_and_a_policer_leave_less_for_us() -> None:
     shared = dataclasses.replace(
         KNOWN, cross=CrossTraffic(RATE // 4), hint_bytes_per_s=RATE * 3 // 4, duration_ns=4 * NANOS

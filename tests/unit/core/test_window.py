@@ -13,6 +13,7 @@ from proxyd.core.messages import Report
 from proxyd.core.window import (
     HOST_DELAY_LIVE_NS,
     HOST_DELAY_NS,
+    MIN_CHUNK_BYTES,
     Account,
     Bottleneck,
     host_delay_ns,
@@ -76,6 +77,9 @@ def test_window_is_bdp_and_slots_and_what_control_costs() -> None:
     # A lane at half of the pace may use half of the buffer's allowance.
     half = lane_window_bytes(rate // 2, rtt, 3_000_000, 64 << 10, extra, rate)
     assert half == 1_500_000 + 375_000 + 150_000
+    # On a slow link four of the least chunks: one may wait for a timeout of TCP.
+    slow = 1_250_000
+    assert lane_window_bytes(slow, rtt, 0, MIN_CHUNK_BYTES, extra, slow) == 75_000 + 4 * MIN_CHUNK_BYTES + 7_500
 
 
 # ------------------------------------------------------------------------------------ the account
