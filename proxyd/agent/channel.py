@@ -9,11 +9,11 @@ the two directions apart.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 
 from proxyd.agent import tcp
+from proxyd.agent.tls_socket import Connection, held_bytes
 from proxyd.core.oneway import OneWayDelays
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
@@ -39,7 +39,7 @@ class ControlChannel:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Connection,
         received: Callable[[TransferId, wire.Frame], None],
         closed: Callable[[str], None],
         *,
@@ -61,6 +61,8 @@ class ControlChannel:
         """Of this connection's pings."""
         tcp.note_arrivals(sock)
         self._loop.add_reader(sock, self._on_readable)
+        if held_bytes(sock):
+            self._loop.call_soon(self._on_readable)  # the kernel doesn't know of it
         self._check = self._loop.call_later(timeout_ns / 4e9, self._check_silence)
 
     def _check_silence(self) -> None:

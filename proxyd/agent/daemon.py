@@ -37,6 +37,7 @@ from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
 from proxyd.runtime.reloading import AgentReloader
+from proxyd.runtime.tls import agent_tls, security_families, watch_certificate
 from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
@@ -85,7 +86,8 @@ class Agent:
     def __init__(self, section: conf.AgentConfig, token: bytes, stop: Stop) -> None:
         self._section = section
         self.name = AgentName(section.site, section.name)
-        me = Identity(self.name, secrets.randbits(63) + 1, token)
+        self._tls = agent_tls(section.tls, section.site, section.name)
+        me = Identity(self.name, secrets.randbits(63) + 1, token, self._tls)
         self._claim, local = listen_unix(section.socket)
         opened: list[socket.socket] = [local]
         try:
@@ -139,12 +141,14 @@ class Agent:
             token,
             self.emit,
             logger=logging.getLogger("proxyd.agent.session"),
+            tls=self._tls,
         )
         self._me = me
         self._effects: Effects | None = None
         self._inbound: InboundListener | None = None
         self._listeners: list[ClientListener] = []
         self._housekeeping: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def emit(self, event: AgentEvent) -> None:
         """Feed the machine."""
@@ -184,6 +188,8 @@ class Agent:
         if self._metrics is not None:
             await self._metrics.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
+        if self._tls is not None:
+            self._watch = asyncio.create_task(watch_certificate(self._tls))
         # What exists now lives as long as the daemon: no need to look at it in every collection.
         gc.collect()
         gc.freeze()
@@ -247,13 +253,14 @@ class Agent:
 
     def _families(self) -> list[MetricFamily]:
         connected = self.sessions.connected
-        return agent_families(
+        families = agent_families(
             self.machine.status(time.monotonic_ns()),
             self.hub,
             [(address, address in connected) for address in self._section.coordinators],
             slow_start_after_idle=tcp.slow_start_after_idle(),
             doors=self._doors(),
         )
+        return [*families, *security_families(self._me.refusals, self._tls)]
 
     def _doors(self) -> list[Door]:
         doors = [listener.door for listener in self._listeners]
@@ -286,8 +293,9 @@ class Agent:
     async def close(self) -> None:
         """Let everything go; also after a start that failed half-way."""
         self.driver.close()
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        for task in (self._housekeeping, self._watch):
+            if task is not None:
+                task.cancel()
         for listener in self._listeners:
             listener.close()
         self.hub.close("the agent stops")

@@ -17,11 +17,13 @@ from proxyd.agent.arenas import Block
 from proxyd.agent.channel import ControlChannel
 from proxyd.agent.handshake import HandshakeError, Identity, receive_hello, refuse, send_welcome
 from proxyd.agent.streams import ReceiveStream
+from proxyd.agent.tls_socket import Connection
 from proxyd.core.events import AgentEvent, ChunkArrived, InboundClosed, InboundOpened, PeerFrame
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.runtime.addresses import Address
 from proxyd.runtime.limits import STRANGERS, Descriptors, Dismiss, Door, cancel
 from proxyd.runtime.logs import fields
+from proxyd.runtime.refusals import PROOFS
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import ErrorCode
@@ -60,12 +62,12 @@ class InboundPeer:
         self._missed: OrderedDict[TransferId, list[wire.Header]] = OrderedDict()
         """Chunks that were thrown away because they had waited too long for it."""
 
-    def open(self, sock: socket.socket) -> None:
+    def open(self, sock: Connection) -> None:
         """Its control connection stands."""
         self._channel = ControlChannel(sock, self._on_frame, self._ended, timeout_ns=self._owner.peer_timeout_ns)
         self._emit(InboundOpened(self.peer, self.incarnation))
 
-    def add_stream(self, sock: socket.socket) -> None:
+    def add_stream(self, sock: Connection) -> None:
         """A data connection of the same life."""
         self._streams.append(ReceiveStream(sock, self, self._ended))
 
@@ -214,10 +216,13 @@ class InboundListener:
         adopted = False
         try:
             tcp.prepare(sock, peer_timeout_ns=self.peer_timeout_ns)
-            hello, challenge = await receive_hello(sock, self._me)
-            adopted = await self._adopt(sock, hello, challenge)
+            connection, hello, challenge = await receive_hello(sock, self._me)
+            adopted = await self._adopt(connection, hello, challenge)
         except (HandshakeError, WireError) as error:
-            self.door.refuse("hello", f"refused a connection to the data port from {address}: {error}")
+            reason = error.reason if isinstance(error, HandshakeError) else "protocol"
+            if reason in PROOFS:
+                self._me.refusals.add("data", reason)
+            self.door.refuse("hello", f"refused a connection to the data port from {address}: {error}", kind=reason)
         except TimeoutError:
             self.door.refuse("silent", f"closed a connection to the data port from {address} that said no hello")
         except OSError as error:
@@ -226,7 +231,7 @@ class InboundListener:
             if not adopted:
                 sock.close()
 
-    async def _adopt(self, sock: socket.socket, hello: wire.Hello, challenge: bytes) -> bool:
+    async def _adopt(self, sock: Connection, hello: wire.Hello, challenge: bytes) -> bool:
         name = AgentName(hello.site, hello.name)
         if hello.purpose == wire.StreamPurpose.CONTROL:
             if self.connection_count >= _connection_limit():

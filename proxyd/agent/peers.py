@@ -19,6 +19,7 @@ from proxyd.agent import tcp
 from proxyd.agent.channel import ControlChannel
 from proxyd.agent.handshake import CONNECT_S, HandshakeError, Identity, dial
 from proxyd.agent.streams import Outgoing, SendStream
+from proxyd.agent.tls_socket import Connection
 from proxyd.core.errors import ProxydError
 from proxyd.core.events import AgentEvent, PeerConnected, PeerDisconnected, PeerFrame, PeerUnreachable, SendProgress
 from proxyd.core.ids import AgentName, TransferId
@@ -192,7 +193,7 @@ class PeerLink:
 
     async def _connect(self) -> None:
         control, welcome = await self._dial(wire.StreamPurpose.CONTROL, 0)
-        sockets: list[socket.socket] = []
+        sockets: list[Connection] = []
         try:
             sockets = await self._dial_data(range(self._wanted_streams), welcome.incarnation)
         except BaseException:
@@ -212,7 +213,7 @@ class PeerLink:
         if (progress := self.progress()) is not None:
             self._emit(progress)
 
-    def _add(self, sock: socket.socket) -> None:
+    def _add(self, sock: Connection) -> None:
         self._streams.append(SendStream(sock, self._take_next, self._on_took, self._down))
 
     def _take_next(self) -> Outgoing | None:
@@ -242,9 +243,9 @@ class PeerLink:
         self._share_pace()
         self.pump()
 
-    async def _dial_data(self, numbers: range, incarnation: int) -> list[socket.socket]:
+    async def _dial_data(self, numbers: range, incarnation: int) -> list[Connection]:
         """Connections with these numbers, all of one life of the peer, or none."""
-        sockets: list[socket.socket] = []
+        sockets: list[Connection] = []
         try:
             # A few at a time: a burst of handshakes would meet the peer's cap for strangers.
             for start in range(numbers.start, numbers.stop, 16):
@@ -264,7 +265,7 @@ class PeerLink:
             raise
         return sockets
 
-    async def _dial(self, purpose: wire.StreamPurpose, number: int) -> tuple[socket.socket, wire.Welcome]:
+    async def _dial(self, purpose: wire.StreamPurpose, number: int) -> tuple[Connection, wire.Welcome]:
         address = parse_address(self._address, port_zero_ok=False)
         async with asyncio.timeout(CONNECT_S):
             found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -278,11 +279,10 @@ class PeerLink:
             )
             async with asyncio.timeout(CONNECT_S):
                 await self._loop.sock_connect(sock, target)
-            welcome = await dial(sock, self._me, self.peer, purpose, number)
+            return await dial(sock, self._me, self.peer, purpose, number)
         except BaseException:
             sock.close()
             raise
-        return sock, welcome
 
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, False, transfer, frame))

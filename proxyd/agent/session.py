@@ -24,6 +24,7 @@ from proxyd.core.events import AgentEvent, CoordinatorConnected, CoordinatorLost
 from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, Welcome
 from proxyd.runtime import translate
 from proxyd.runtime.grpc_options import RECONNECT_INITIAL_NS, RECONNECT_MAX_NS, channel_options
+from proxyd.runtime.tls import COORDINATOR_NAME, TlsIdentity, TlsKeeper
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationStub
 from proxyd.wire.auth import NONCE_BYTES, mac_is_right, token_mac
@@ -51,6 +52,7 @@ class CoordinatorSessions:
     :param hello: asked at each attempt; ``epoch_seen`` is filled in here.
     :param token: the shared secret; empty: none.
     :param on_event: gets CoordinatorConnected, CoordinatorSaid and CoordinatorLost, in order for each session.
+    :param tls: this agent's certificate; None: no TLS. Sockets of this host (``unix:``) never have any.
     """
 
     def __init__(
@@ -61,8 +63,12 @@ class CoordinatorSessions:
         on_event: Callable[[AgentEvent], None],
         *,
         logger: logging.Logger,
+        tls: TlsKeeper | None = None,
     ) -> None:
-        self._sessions = {address: _Session(address, hello, token, on_event, logger) for address in addresses}
+        self._sessions = {
+            address: _Session(address, hello, token, on_event, logger, None if address.startswith("unix:") else tls)
+            for address in addresses
+        }
 
     def start(self) -> None:
         """Begin to dial, on the running loop."""
@@ -92,8 +98,10 @@ class _Session:
         token: bytes,
         on_event: Callable[[AgentEvent], None],
         logger: logging.Logger,
+        tls: TlsKeeper | None,
     ) -> None:
         self._address = address
+        self._tls = tls
         self._hello = hello
         self._token = token
         self._on_event = on_event
@@ -154,23 +162,41 @@ class _Session:
 
     async def _run(self) -> None:
         delay_ns = RECONNECT_INITIAL_NS
-        async with grpc.aio.insecure_channel(self._address, options=channel_options()) as channel:
-            stub = CoordinationStub(channel)
-            while not self._closing:
-                try:
-                    reason = await self._one_session(stub)
-                except grpc.aio.AioRpcError as error:
-                    reason = _describe(error)
-                except (_SessionError, translate.TranslateError) as error:
-                    reason = str(error)
-                except TimeoutError:
-                    reason = f"no answer to the hello within {HELLO_TIMEOUT_S:g} s"
-                if self.connected:
-                    delay_ns = RECONNECT_INITIAL_NS
-                self._lost(reason)
-                # No cryptography here: the jitter only spreads the agents of one coordinator.
-                await asyncio.sleep(delay_ns * random.uniform(0.8, 1.2) / 1e9)
-                delay_ns = min(2 * delay_ns, RECONNECT_MAX_NS)
+        while not self._closing:
+            # A channel keeps the certificate it was made with: after a rotation the next session gets another one.
+            identity = None if self._tls is None else self._tls.current()
+            async with self._channel(identity) as channel:
+                stub = CoordinationStub(channel)
+                while self._tls is None or self._tls.current() is identity:
+                    try:
+                        reason = await self._one_session(stub)
+                    except grpc.aio.AioRpcError as error:
+                        reason = _describe(error) + self._about_certificate(error)
+                    except (_SessionError, translate.TranslateError) as error:
+                        reason = str(error)
+                    except TimeoutError:
+                        reason = f"no answer to the hello within {HELLO_TIMEOUT_S:g} s"
+                    if self.connected:
+                        delay_ns = RECONNECT_INITIAL_NS
+                    self._lost(reason)
+                    # No cryptography here: the jitter only spreads the agents of one coordinator.
+                    await asyncio.sleep(delay_ns * random.uniform(0.8, 1.2) / 1e9)
+                    delay_ns = min(2 * delay_ns, RECONNECT_MAX_NS)
+
+    def _channel(self, identity: TlsIdentity | None) -> grpc.aio.Channel:
+        if identity is None:
+            return grpc.aio.insecure_channel(self._address, options=channel_options())
+        credentials = grpc.ssl_channel_credentials(identity.ca_pem, identity.key_pem, identity.chain_pem)
+        # Whatever the address: whoever answers there must have a coordinator's certificate.
+        options = [*channel_options(), ("grpc.ssl_target_name_override", COORDINATOR_NAME)]
+        return grpc.aio.secure_channel(self._address, credentials, options=options)
+
+    def _about_certificate(self, error: grpc.aio.AioRpcError) -> str:
+        """What gRPC doesn't see: in TLS 1.3 a refused certificate looks like a connection that was closed."""
+        if self._tls is None or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return ""
+        uris = ", ".join(self._tls.current().uris)
+        return f" (this agent's certificate: {uris}, {self._tls.state}; does the coordinator's tls_ca know its CA?)"
 
     def _lost(self, reason: str) -> None:
         now_s = time.monotonic()

@@ -19,6 +19,7 @@ from proxyd.agent import tcp
 from proxyd.agent.arenas import Block
 from proxyd.agent.ledger import StreamLedger
 from proxyd.agent.tcp import TcpState
+from proxyd.agent.tls_socket import Connection, held_bytes, most_held_bytes
 from proxyd.core.effects import Chunk
 from proxyd.core.striping import WindowKeeper, least_pace
 from proxyd.wire import peer as wire
@@ -55,7 +56,7 @@ class SendStream:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Connection,
         take: Callable[[], Outgoing | None],
         took: Callable[[], None],
         failed: Callable[[str], None],
@@ -269,7 +270,7 @@ class ReceiveStream:
 
     _scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def __init__(self, sock: socket.socket, sink: ChunkSink, failed: Callable[[str], None]) -> None:
+    def __init__(self, sock: Connection, sink: ChunkSink, failed: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._sink = sink
@@ -282,9 +283,16 @@ class ReceiveStream:
         self._got_bytes = 0
         self._low_water = 1
         self._open = True
-        self._loop.add_reader(sock, self._on_readable)
+        self._start_reading()
+
+    def _start_reading(self) -> None:
+        self._loop.add_reader(self._sock, self._on_readable)
+        if held_bytes(self._sock):
+            self._loop.call_soon(self._on_readable)  # the kernel doesn't know of it
 
     def _on_readable(self) -> None:
+        if self._early is not None:
+            return
         budget = TURN_BYTES
         try:
             while budget > 0 and self._open:
@@ -292,6 +300,9 @@ class ReceiveStream:
                 budget -= got
                 if not more:
                     break
+            else:
+                if self._open and held_bytes(self._sock):
+                    self._loop.call_soon(self._on_readable)
             self._wake_at()
         except BlockingIOError:
             self._wake_at()
@@ -303,7 +314,8 @@ class ReceiveStream:
     def _wake_at(self) -> None:
         """Tell the kernel how much it is worth waking up for."""
         header = self._header
-        low = 1 if header is None else min(WAKE_BYTES, header.length - self._got_bytes)
+        low = 1 if header is None else min(WAKE_BYTES, header.length - self._got_bytes - most_held_bytes(self._sock))
+        low = max(1, low)
         if low != self._low_water and self._open:
             sock = self._sock
             if low > 1:
@@ -345,7 +357,7 @@ class ReceiveStream:
         except WireError as error:
             self._fail(str(error))
             return
-        self._loop.add_reader(self._sock, self._on_readable)
+        self._start_reading()
 
     def _begin(self, header: wire.Header, block: Block | None) -> None:
         if block is not None:

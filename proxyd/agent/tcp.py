@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from proxyd.agent.tls_socket import Connection, TlsSocket, payload_rate, wire_rate
 from proxyd.core.errors import ConfigError
 
 SO_MAX_PACING_RATE = 47
@@ -81,8 +82,9 @@ _queued = array.array("i", [0])
 _NO_SAMPLE_US = 0xFFFF_FFFF
 
 
-def read_tcp_state(sock: socket.socket) -> TcpState:
-    """Two system calls. Raises OSError when the socket is gone."""
+def read_tcp_state(sock: Connection) -> TcpState:
+    """Two system calls. Raises OSError when the socket is gone. Under TLS bytes and rates are payload, records taken
+    off; windows and losses stay what the kernel says."""
     fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _queued)
     unacked_bytes = _queued[0]
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -104,9 +106,13 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
         min_rtt_us,
         delivery_rate,
     ) = _INFO.unpack_from(info)
+    unsent_bytes = min(unacked_bytes, unsent_bytes)
+    if isinstance(sock, TlsSocket):
+        unacked_bytes, unsent_bytes = sock.plain_bytes_behind(unacked_bytes, unsent_bytes)
+        delivery_rate = payload_rate(sock, delivery_rate)
     return TcpState(
         unacked_bytes,
-        min(unacked_bytes, unsent_bytes),
+        unsent_bytes,
         srtt_us * 1000,
         0 if min_rtt_us == _NO_SAMPLE_US else min_rtt_us * 1000,
         retransmits,
@@ -122,19 +128,19 @@ def read_tcp_state(sock: socket.socket) -> TcpState:
     )
 
 
-def set_pace(sock: socket.socket, rate_bytes_per_s: int) -> None:
+def set_pace(sock: Connection, rate_bytes_per_s: int) -> None:
     """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that."""
-    rate = rate_bytes_per_s or UNPACED
+    rate = wire_rate(sock, rate_bytes_per_s) or UNPACED
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))
 
 
-def lift_pace(sock: socket.socket) -> None:
+def lift_pace(sock: Connection) -> None:
     """No ceiling for what TCP reckons as its own pace; how much may wait unsent stays."""
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", UNPACED))
 
 
-def reopen_window(sock: socket.socket) -> bool:
+def reopen_window(sock: Connection) -> bool:
     """Let slow start go on, from the present window. Answers whether that could be done.
 
     Nothing in the socket interface says so. But bbr forgets where slow start was to end when it takes a connection over
@@ -235,7 +241,7 @@ def congestion_control_here(configured: str) -> str:
     )
 
 
-def note_arrivals(sock: socket.socket) -> None:
+def note_arrivals(sock: Connection) -> None:
     """Have the kernel note when what is received arrived; see :func:`waited_ns`."""
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 

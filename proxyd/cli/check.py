@@ -6,8 +6,12 @@ import argparse
 import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from proxyd.core.errors import EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from proxyd.runtime.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     from proxyd.runtime.config import load_config, read_token, token_files
 
     config = load_config(args.config, args.section)
+    if args.here:
+        _check_tls(config)
     for token_file in token_files(config):
         if os.path.exists(token_file) or args.here:
             read_token(token_file)
@@ -37,6 +43,16 @@ def run(args: argparse.Namespace) -> int:
     counts = "".join(f", {number} {name}{'' if number == 1 else 's'}" for number, name in found if number)
     print(f"{args.config}: ok ({' and '.join(parts)}{counts})")
     return EXIT_OK
+
+
+def _check_tls(config: Config) -> None:
+    """The TLS files, as a daemon on this host would at its start."""
+    from proxyd.runtime.tls import agent_tls, coordinator_tls
+
+    if config.agent is not None:
+        agent_tls(config.agent.tls, config.agent.site, config.agent.name)
+    if config.coordinator is not None:
+        coordinator_tls(config.coordinator.tls)
 
 
 def config_path(given: str | None) -> str:

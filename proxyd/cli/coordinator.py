@@ -15,11 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from proxyd.cli.check import config_path
     from proxyd.runtime.config import load_config
+    from proxyd.runtime.grpc_options import only_tls_1_3
     from proxyd.runtime.logs import setup_logging
 
     path = config_path(args.config)
     config = load_config(path, "coordinator")
     setup_logging(config.log.level, config.log.format)
+    only_tls_1_3()  # before grpc is imported, with the daemon
     from proxyd.coordinator import daemon
 
     return daemon.run(config, ready_fd=args.ready_fd, path=path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from proxyd.coordinator.admin import AdminService
 from proxyd.coordinator.coordinator_metrics import coordinator_families, session_families
 from proxyd.coordinator.grant_log import GrantLog
+from proxyd.coordinator.guard import Guard
 from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.server import ControlServer
@@ -31,6 +32,7 @@ from proxyd.runtime.limits import STRANGERS
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer
 from proxyd.runtime.notify import Notifier
+from proxyd.runtime.tls import coordinator_tls, security_families, watch_certificate
 
 log = logging.getLogger("proxyd.coordinator")
 
@@ -90,14 +92,16 @@ class Coordinator:
         epoch: int | None = None,
         grant_log: tuple[Path, int] | None = None,
         strangers: int = STRANGERS,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = Guard() if guard is None else guard
         self.machine = CoordinatorMachine(config, new_epoch() if epoch is None else epoch)
         self.grant_log = None if grant_log is None else GrantLog(*grant_log, self.machine)
         self._event_ns = 0
         """Of the event that the machine has or had last: what it did is of that moment."""
         self.observer = Observer()
         self.stories = Stories(self.machine)
-        self.servicer = SessionServicer(token, self._on_event, places=strangers)
+        self.servicer = SessionServicer(token, self._on_event, self.guard, places=strangers)
         self.admin = AdminService(self.machine, self.stories)
         self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
             self.machine,
@@ -135,13 +139,17 @@ class Coordinator:
         status = self.machine.status(self.driver.now_ns(), transfers_per_link=0)
         yield from coordinator_families(status, self.observer)
         yield from session_families(self.servicer)
+        yield from security_families(self.guard.refusals, self.guard.tls)
 
 
 def _make(config: Config, token: bytes, stop: Stop) -> Coordinator:
     section = config.require_coordinator()
+    guard = Guard(coordinator_tls(section.tls))
     where = None if section.grant_log is None else (Path(section.grant_log), section.grant_log_bytes)
     try:
-        return Coordinator(machine_config(config), token, stop.fail, grant_log=where, strangers=section.strangers)
+        return Coordinator(
+            machine_config(config), token, stop.fail, grant_log=where, strangers=section.strangers, guard=guard
+        )
     except OSError as error:
         raise ConfigError(
             f"the grant log {section.grant_log} can't be written",
@@ -157,7 +165,8 @@ async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None, 
     loop = asyncio.get_running_loop()
     keeper = PolicyKeeper(config, path, coordinator.driver.handle, loop.call_later)
     coordinator.admin.policy = keeper
-    server = ControlServer(coordinator.servicer, coordinator.admin, with_reflection=section.reflection)
+    guard = coordinator.guard
+    server = ControlServer(coordinator.servicer, coordinator.admin, guard, with_reflection=section.reflection)
     notifier = Notifier()
     async with contextlib.AsyncExitStack() as ending:
         ending.callback(notifier.close)
@@ -176,6 +185,9 @@ async def serve(config: Config, token: bytes, stop: Stop, ready_fd: int | None, 
         coordinator.driver.start()
         watchdog = loop.create_task(ping_watchdog(notifier))
         ending.callback(watchdog.cancel)
+        if guard.tls is not None:
+            for watch in (watch_certificate(guard.tls), guard.watch()):
+                ending.callback(loop.create_task(watch).cancel)
         facts = {
             "address": next((one for one in server.addresses if not one.startswith("unix:")), server.addresses[0]),
             "addresses": server.addresses,

@@ -10,6 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from proxyd.coordinator.guard import Guard, Shield
 from proxyd.core.errors import ListenError
 from proxyd.runtime.addresses import Address
 from proxyd.runtime.grpc_options import server_options
@@ -26,9 +27,12 @@ STOP_GRACE_S = 0.5
 class ControlServer:
     """One gRPC server on all listen addresses. :meth:`start` raises ListenError, with everything closed again."""
 
-    def __init__(self, sessions: CoordinationServicer, admin: AdminServicer, *, with_reflection: bool) -> None:
+    def __init__(
+        self, sessions: CoordinationServicer, admin: AdminServicer, guard: Guard, *, with_reflection: bool
+    ) -> None:
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options())
+        self._guard = guard
+        self._server = grpc.aio.server(options=server_options(), interceptors=[Shield(guard)])
         self._claims: list[UnixPathClaim] = []
         self.addresses: list[str] = []
         """Where it really listens: port 0 replaced by the one that the kernel chose."""
@@ -69,15 +73,17 @@ class ControlServer:
             # Connecting needs write permission on the socket: the owner and the group, nobody else.
             previous = os.umask(0o117)
             try:
-                self._add_port(str(address))
+                self._add_port(str(address), secure=False)
             finally:
                 os.umask(previous)
             return str(address)
         _probe(address)
-        return str(address.with_port(self._add_port(str(address))))
+        return str(address.with_port(self._add_port(str(address), secure=True)))
 
-    def _add_port(self, text: str) -> int:
+    def _add_port(self, text: str, *, secure: bool) -> int:
         try:
+            if secure and self._guard.tls is not None:
+                return self._server.add_secure_port(text, self._guard.credentials(self._guard.tls))
             return self._server.add_insecure_port(text)
         except RuntimeError as error:
             raise ListenError(

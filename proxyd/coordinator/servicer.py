@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hmac
 import itertools
 import logging
 import secrets
@@ -22,6 +21,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from proxyd.coordinator.guard import Guard, reference
 from proxyd.core.effects import CoordinatorEffect, ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, SessionOpened
 from proxyd.core.messages import CoordinatorMessage, Welcome
@@ -30,7 +30,7 @@ from proxyd.runtime.limits import STRANGERS, WaitingRoom, fair_address
 from proxyd.runtime.logs import fields
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationServicer
-from proxyd.wire.auth import NONCE_BYTES, token_mac
+from proxyd.wire.auth import NONCE_BYTES, macs_are_equal, token_mac
 
 log = logging.getLogger("proxyd.coordinator")
 
@@ -82,10 +82,19 @@ class SessionServicer(CoordinationServicer):
 
     :param token: the shared secret; empty: none is needed.
     :param on_event: takes SessionOpened, SessionMessage, SessionClosed; it must not raise.
+    :param guard: compares certificates with names.
     """
 
-    def __init__(self, token: bytes, on_event: Callable[[CoordinatorEvent], None], *, places: int = STRANGERS) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        on_event: Callable[[CoordinatorEvent], None],
+        guard: Guard | None = None,
+        *,
+        places: int = STRANGERS,
+    ) -> None:
         self._token = token
+        self._guard = Guard() if guard is None else guard
         self._on_event = on_event
         self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
@@ -127,18 +136,19 @@ class SessionServicer(CoordinationServicer):
     async def Session(self, request_iterator: AsyncIterator[pb.AgentBatch], context: _Context) -> None:  # type: ignore[override] # the read/write form
         """One agent's session, from its first byte to its last."""
         try:
+            self._guard.saw_call(context)
             await self._serve(context)
         except _Refuse as refusal:
-            log.info("session of %s ends: %s", context.peer(), refusal.text)
+            level = logging.WARNING if refusal.code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
+            log.log(level, "session of %s ends: %s", context.peer(), refusal.text)
             await context.abort(refusal.code, refusal.text)
         except translate.TranslateError as error:
             log.warning("session of %s broke the protocol: %s", context.peer(), error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
-            log.exception("session of %s: internal error", context.peer())
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has it")
+        except Exception as error:  # noqa: BLE001 # whatever it is, the other side gets none of it
+            await context.abort(grpc.StatusCode.INTERNAL, reference(error, f"session of {context.peer()}"))
 
     async def _serve(self, context: _Context) -> None:
         if self._stopping:
@@ -191,7 +201,10 @@ class SessionServicer(CoordinationServicer):
         await context.write(translate.challenge_batch(challenge))
         signed = translate.read_hello(await _read(context))
         expected = token_mac(self._token, "dial", challenge, signed.nonce, str(signed.hello.agent))
-        if not hmac.compare_digest(expected, signed.mac):
+        if problem := self._guard.problem(context, signed.hello.agent):
+            raise _Refuse(grpc.StatusCode.UNAUTHENTICATED, f"agent {signed.hello.agent}: {problem}")
+        if not macs_are_equal(expected, signed.mac):
+            self._guard.refusals.add("control", "token")
             raise _Refuse(grpc.StatusCode.UNAUTHENTICATED, _why_unauthenticated(self._token, signed))
 
         def sign(welcome: Welcome) -> bytes:

@@ -57,6 +57,7 @@ from proxyd.runtime.config_links import (
 from proxyd.runtime.config_problems import ConfigProblem, explain, raise_problems
 from proxyd.runtime.environment import check_environment
 from proxyd.runtime.limits import STRANGERS
+from proxyd.runtime.tls import TlsPaths
 from proxyd.runtime.toml_lines import key_lines
 
 MAX_FILE_BYTES = 1 << 20
@@ -66,6 +67,17 @@ MAX_TOKEN_BYTES = 4096
 
 def _metrics_address(text: str) -> Address | None:
     return None if text in ("", "off") else parse_address(text, fd_ok=True)
+
+
+def _tls_paths(certificate: str | None, key: str | None, ca: str | None) -> TlsPaths | None:
+    """None without any. Raises ValueError for some of the three."""
+    named = {"tls_certificate": certificate, "tls_key": key, "tls_ca": ca}
+    missing = [name for name, value in named.items() if value is None]
+    if len(missing) == len(named):
+        return None
+    if certificate is None or key is None or ca is None:
+        raise ValueError(f"TLS needs tls_certificate, tls_key and tls_ca; {' and '.join(missing)} is not here")
+    return TlsPaths(certificate, key, ca)
 
 
 def _own_name() -> str:
@@ -94,6 +106,9 @@ class AgentConfig(Section):
     coordinators: ConnectTexts = ("127.0.0.1:7600",)
     metrics: MetricsText = "127.0.0.1:9601"
     token_file: StrictStr | None = None
+    tls_certificate: StrictStr | None = None
+    tls_key: StrictStr | None = None
+    tls_ca: StrictStr | None = None
     memory: SizeText = "8GiB"
     arena: ArenaText = "256MiB"
     eager: SizeText = "64MiB"
@@ -185,8 +200,14 @@ class AgentConfig(Section):
         """How long a closed client's unacknowledged sends are still tried."""
         return parse_duration(self.linger, zero_ok=True)
 
+    @property
+    def tls(self) -> TlsPaths | None:
+        """None: no TLS."""
+        return _tls_paths(self.tls_certificate, self.tls_key, self.tls_ca)
+
     @model_validator(mode="after")
     def _fits(self) -> AgentConfig:
+        _ = self.tls
         if 2 * self.arena_bytes > self.memory_bytes:
             raise ValueError(
                 f"memory = {self.memory!r} cannot hold the send and the receive arena of one client"
@@ -205,6 +226,9 @@ class CoordinatorConfig(Section):
     metrics: MetricsText = "127.0.0.1:9600"
     owns: OwnedTexts = ("*->*",)
     token_file: StrictStr | None = None
+    tls_certificate: StrictStr | None = None
+    tls_key: StrictStr | None = None
+    tls_ca: StrictStr | None = None
     beat: DurationText = "150ms"
     lease: DurationText = "2s"
     peer_timeout: DurationText = "30s"
@@ -253,8 +277,14 @@ class CoordinatorConfig(Section):
         """The most that the grant log may take on disk, older parts included."""
         return parse_size(self.grant_log_size)
 
+    @property
+    def tls(self) -> TlsPaths | None:
+        """None: no TLS."""
+        return _tls_paths(self.tls_certificate, self.tls_key, self.tls_ca)
+
     @model_validator(mode="after")
     def _fits(self) -> CoordinatorConfig:
+        _ = self.tls
         if self.lease_ns < 2 * self.beat_ns:
             raise ValueError(f"lease = {self.lease!r} must be at least two beats (beat = {self.beat!r})")
         return self
@@ -390,12 +420,14 @@ def _cross_checks(
     for name in wanted:
         if getattr(config, name) is None:
             add((), f"no [{name}] section, and proxyd {name} needs one")
-    for table, key, address, token_file in _listeners(config):
-        if not address.is_loopback and token_file is None:
+    for table, key, address, proofs in _listeners(config):
+        if not address.is_loopback and not proofs:
+            tls = "" if key == "gateway_listen" else " or tls_certificate, tls_key and tls_ca (docs/security.md),"
+            neither = "no token_file" if not tls else "neither token_file nor TLS"
             add(
                 (table, key),
-                f"[{table}] {key} = {str(address)!r} can be reached from other hosts, and there is no token_file:"
-                " anybody could use it. Set token_file (openssl rand -hex 32 > FILE; the same on every host),"
+                f"[{table}] {key} = {str(address)!r} can be reached from other hosts, and there is {neither}:"
+                f" anybody could use it. Set token_file (openssl rand -hex 32 > FILE; the same on every host),{tls}"
                 " or listen on 127.0.0.1",
             )
     for path, text in policy_problems(config.links, config.jobs, config.classes, config.bottlenecks, lines):
@@ -403,17 +435,20 @@ def _cross_checks(
     return problems
 
 
-def _listeners(config: Config) -> list[tuple[str, str, Address, str | None]]:
-    """Section, key, address and token file of everything that would be listened on."""
-    found: list[tuple[str, str, Address | None, str | None]] = []
+def _listeners(config: Config) -> list[tuple[str, str, Address, bool]]:
+    """Section, key and address of everything that would be listened on, and whether a stranger is kept out there."""
+    found: list[tuple[str, str, Address | None, bool]] = []
     if (agent := config.agent) is not None:
-        found.append(("agent", "data_listen", agent.data_listen_address, agent.token_file))
-        found.append(("agent", "gateway_listen", agent.gateway_listen_address, agent.token_file))
-        found.append(("agent", "metrics", agent.metrics_address, agent.token_file))
+        proofs = agent.token_file is not None or agent.tls is not None
+        found.append(("agent", "data_listen", agent.data_listen_address, proofs))
+        # Trainers speak no TLS.
+        found.append(("agent", "gateway_listen", agent.gateway_listen_address, agent.token_file is not None))
+        found.append(("agent", "metrics", agent.metrics_address, proofs))
     if (coordinator := config.coordinator) is not None:
-        found.extend(("coordinator", "listen", one, coordinator.token_file) for one in coordinator.listen_addresses)
-        found.append(("coordinator", "metrics", coordinator.metrics_address, coordinator.token_file))
-    return [(table, key, address, token) for table, key, address, token in found if address is not None]
+        proofs = coordinator.token_file is not None or coordinator.tls is not None
+        found.extend(("coordinator", "listen", one, proofs) for one in coordinator.listen_addresses)
+        found.append(("coordinator", "metrics", coordinator.metrics_address, proofs))
+    return [(table, key, address, proofs) for table, key, address, proofs in found if address is not None]
 
 
 def read_token(token_file: str | None) -> bytes | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 MAX_MESSAGE_BYTES = 64 << 20
 """gRPC refuses more than 4 MiB by default; the directory of a large job is more than that."""
 
@@ -30,6 +32,15 @@ _BOTH: Options = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+
+
+def only_tls_1_3() -> None:
+    """Have gRPC speak TLS 1.3 or nothing. To be called before grpc is imported: it looks only once.
+
+    gRPC's Python interface can't set the version. It takes the suites for older versions from the environment, though;
+    the one that is named here needs a pre-shared key, and nobody has one. The suites of TLS 1.3 are not a matter of it.
+    """
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES128-CBC-SHA"
 
 
 def channel_options() -> Options:

@@ -226,10 +226,11 @@ class Door:
             self._throttle.warning("gone", f"a connection ({self.name}) was gone already: {error.strerror or error}")
             sock.close()
 
-    def refuse(self, reason: str, text: str) -> None:
-        """Count a connection that is refused or closed, and say so (at most once a second)."""
+    def refuse(self, reason: str, text: str, *, kind: str = "") -> None:
+        """Count a connection that is refused or closed, and say so (at most once a second; each of few kinds of one
+        reason may be said by itself)."""
         self._refused[reason] += 1
-        self._throttle.warning(reason, text, door=self.name)
+        self._throttle.warning(kind or reason, text, door=self.name)
 
     def refusals(self) -> list[tuple[str, int]]:
         """How many connections were refused or closed before they were known, by reason (:data:`REASONS`)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -309,7 +310,11 @@ def test_the_text_of_an_exception_inside_stays_inside(caplog: pytest.LogCaptureF
         agent.sessions.start()
         lost = await agent.until(CoordinatorLost)
         assert isinstance(lost, CoordinatorLost)
-        assert lost.reason == "internal: internal error; the coordinator's log has it"
+        told = re.fullmatch(
+            r"internal: internal error; the coordinator's log has it under reference ([0-9a-f]{8})", lost.reason
+        )
+        assert told is not None
+        assert f"internal error, reference {told[1]}" in caplog.text
         await agent.sessions.close()
         await coordinator.stop()
 

@@ -274,3 +274,43 @@ def test_token_files_are_listed_once() -> None:
     text = "[agent]\nsite = 'a'\ntoken_file = '/t'\n[coordinator]\ntoken_file = '/t'\n"
     assert token_files(parse_config(text, "f.toml")) == ["/t"]
     assert token_files(Config()) == []
+
+
+TLS = "tls_certificate = '/c.pem'\ntls_key = '/k.pem'\ntls_ca = '/ca.pem'\n"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "tls_is_enough"),
+    [
+        ("agent", 'data_listen = "10.0.0.1:7601"', True),
+        ("agent", 'data_listen = "[2001:db8::1]:7601"', True),
+        ("agent", 'data_listen = "0.0.0.0:0"', True),
+        ("agent", 'gateway_listen = "10.0.0.1:7602"', False),
+        ("agent", 'metrics = "[::]:9601"', True),
+        ("coordinator", 'listen = ["unix:/x.sock", "host:7600"]', True),
+        ("coordinator", 'metrics = "0.0.0.0:9600"', True),
+    ],
+)
+def test_what_others_can_reach_needs_a_token_or_tls(section: str, key: str, tls_is_enough: bool) -> None:
+    text = f"[{section}]\n" + ("site = 'a'\n" if section == "agent" else "") + f"{key}\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "f.toml")
+    said = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "token_file" in said
+    assert ("tls_certificate" in said) == tls_is_enough, "it says what would help"
+    assert parse_config(f"{text}token_file = '/t'\n", "f.toml")
+    if tls_is_enough:
+        assert parse_config(text + TLS, "f.toml")
+    else:
+        with pytest.raises(ConfigError, match="token_file"):
+            parse_config(text + TLS, "f.toml")
+
+
+def test_tls_needs_all_of_its_files() -> None:
+    for line in TLS.splitlines():
+        with pytest.raises(ConfigError, match=line.partition(" ")[0]):
+            parse_config("[coordinator]\n" + TLS.replace(line, ""), "f.toml")
+    section = parse_config("[coordinator]\n" + TLS, "f.toml").require_coordinator()
+    assert section.tls == ("/c.pem", "/k.pem", "/ca.pem")
+    assert parse_config("[coordinator]\n", "f.toml").require_coordinator().tls is None

@@ -1,0 +1,158 @@
+"""Who may speak to the coordinator's server, and what is told to those who may not.
+
+gRPC does the TLS handshakes itself and says nothing of those that fail but a line of its own on stderr (the reason,
+without an address). What can be known here is that a handshake began, because gRPC asks for the certificate then, and
+that a call came over a connection. The difference, once it is some seconds old, is counted as refused. Which agent it
+was, and why, stands in that agent's own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from proxyd.core.ids import AgentName
+from proxyd.runtime.refusals import Refusals
+from proxyd.runtime.tls import TlsIdentity, TlsKeeper, agent_uri, names_agent
+
+SETTLE_S = 3.0
+"""A connection whose handshake began longer ago than this has had its first call, or never will."""
+PEERS_REMEMBERED = 4096
+
+_log = logging.getLogger("proxyd.coordinator")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Guard:
+    """Certificates and refusals of one coordinator.
+
+    :param tls: None: TCP without TLS (the token, or a loopback address, keeps strangers out).
+    """
+
+    def __init__(self, tls: TlsKeeper | None = None) -> None:
+        self.tls = tls
+        self.refusals = Refusals()
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._served = 0
+        self._lost = 0
+        self._peers: OrderedDict[str, None] = OrderedDict()
+        self._given: TlsIdentity | None = None
+
+    def credentials(self, tls: TlsKeeper) -> grpc.ServerCredentials:
+        """For a TCP port. The certificate is looked up for each connection."""
+        self._given = tls.current()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            # Called by a thread of gRPC's at each handshake. None: as before.
+            identity = tls.current()
+            with self._lock:
+                self._begun += 1
+                if identity is self._given:
+                    return None
+                self._given = identity
+            return _configuration(identity)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._given),
+            fetch,  # type: ignore[arg-type] # None is allowed, the stubs don't know
+            require_client_authentication=True,
+        )
+
+    def saw_call(self, context: _Context) -> None:
+        """A call came, so this connection's handshake was good."""
+        if self.tls is None or not context.auth_context():
+            return
+        peer = context.peer()
+        if peer not in self._peers:
+            self._served += 1
+            self._peers[peer] = None
+            if len(self._peers) > PEERS_REMEMBERED:
+                self._peers.popitem(last=False)
+
+    def problem(self, context: _Context, agent: AgentName) -> str:
+        """Why whoever calls can't be that agent, by its certificate; "" when it can, or where there is no TLS."""
+        shown = context.auth_context()
+        if self.tls is None or not shown:
+            return ""  # the Unix socket, which its file mode guards
+        uris = [value.decode("utf-8", "replace") for value in shown.get("peer_uri", ())]
+        if names_agent(uris, agent.site, agent.name):
+            return ""
+        self.refusals.add("control", "certificate_name")
+        named = ", ".join(uris) or "nobody"
+        return f"the certificate is of {named} and not of {agent_uri(agent.site, agent.name)}"
+
+    async def watch(self) -> None:
+        """Count handshakes that came to nothing, for ever."""
+        while True:
+            with self._lock:
+                begun = self._begun
+            await asyncio.sleep(SETTLE_S)
+            lost = begun - self._served
+            if lost > self._lost:
+                for _ in range(lost - self._lost):
+                    self.refusals.add("control", "tls")
+                _log.warning(
+                    "%d TLS handshakes at the control port came to nothing: a certificate was missing, expired or of a"
+                    " CA that tls_ca does not know. gRPC's own line above says which, the refused agent's log of whom",
+                    lost - self._lost,
+                )
+                self._lost = lost
+
+
+def _configuration(identity: TlsIdentity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key_pem, identity.chain_pem)], identity.ca_pem)
+
+
+def reference(error: BaseException, what: str) -> str:
+    """Log an exception from inside; answers what may be told of it: a number that finds it in the log."""
+    number = secrets.token_hex(4)
+    _log.error("%s: internal error, reference %s", what, number, exc_info=error)
+    return f"internal error; the coordinator's log has it under reference {number}"
+
+
+class Shield(grpc.aio.ServerInterceptor):
+    """Answers INTERNAL with a reference where a handler of a single question raised something unexpected.
+
+    gRPC would send the exception's text, with whatever stands in it. Sessions, the only streams of ours, do the same
+    themselves.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(  # type: ignore[override] # the stubs of two releases differ
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        # The stubs know only the other kind of server's handlers, and not that there may be none.
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # type: ignore[no-any-return]
+        inner = handler.unary_unary
+        method = handler_call_details.method
+
+        async def guarded(request: Any, context: _Context) -> Any:
+            self._guard.saw_call(context)
+            try:
+                answer = inner(request, context)
+                return await answer if isinstance(answer, Awaitable) else answer
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:  # noqa: BLE001 # whatever it is, the other side gets none of it
+                await context.abort(grpc.StatusCode.INTERNAL, reference(error, str(method)))
+
+        return grpc.unary_unary_rpc_method_handler(
+            guarded,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
