@@ -9,8 +9,6 @@ delivered, does the link decide that or do the senders, and was the pipe filled 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from itertools import islice
 
 NANOS = 1_000_000_000
 LEAST_WIDTH_NS = 5_000_000
@@ -109,8 +107,8 @@ class Tally:
 
     def __init__(self, mtu_bytes: int) -> None:
         self._mtu_bytes = mtu_bytes
-        self.intervals: deque[Interval] = deque()
-        """The newest ones fill still."""
+        self.intervals: list[Interval] = []
+        """The newest ones fill still. A list: they are looked at by index at every report."""
         self.width_ns = LEAST_WIDTH_NS
         self.complete = 0
         """How many of them are complete, and fit to be judged."""
@@ -135,8 +133,11 @@ class Tally:
             self.judged_ns = at_ns
         while intervals[-1].end_ns < at_ns:
             intervals.append(Interval(intervals[-1].end_ns + width_ns, pace_bytes_per_s))
-        while intervals[0].end_ns < at_ns - KEPT_NS:
-            intervals.popleft()
+        kept_ns, old = at_ns - KEPT_NS, 0
+        while intervals[old].end_ns < kept_ns:
+            old += 1
+        if old:
+            del intervals[:old]
         intervals[-1].retransmits += flow.retransmits
         since_ns = flow.since_ns if flow.under_way else max(flow.since_ns, at_ns - LONG_INTERVALS * width_ns)
         for one, share in self._spread(since_ns, at_ns):
@@ -179,18 +180,18 @@ class Tally:
     def queue_ns(self) -> int:
         """The queue that all agents saw of late: senders bunch, and what each of them sees for moments isn't standing.
         What the luckiest sees is."""
-        latest = islice(self.intervals, max(0, self.complete - 1), None)
-        return min((one.queue_ns for one in latest if one.queue_ns >= 0), default=0)
+        latest = self.intervals[max(0, self.complete - 1) :]
+        return min([one.queue_ns for one in latest if one.queue_ns >= 0], default=0)
 
     def back_queue_ns(self) -> int:
         """What all agents saw of the other direction's, of late: acknowledgements wait in it."""
-        latest = islice(self.intervals, max(0, self.complete - 1), None)
-        return min((one.back_queue_ns for one in latest if one.back_queue_ns >= 0), default=0)
+        latest = self.intervals[max(0, self.complete - 1) :]
+        return min([one.back_queue_ns for one in latest if one.back_queue_ns >= 0], default=0)
 
     def delivered_rate(self, count: int) -> float:
         """Over the latest ``count`` complete intervals."""
         begin = max(0, self.complete - count)
-        delivered = sum(one.delivered_bytes for one in islice(self.intervals, begin, self.complete))
+        delivered = sum([one.delivered_bytes for one in self.intervals[begin : self.complete]])
         return delivered * NANOS / (count * self.width_ns)
 
     def lasting_rate(self, rate: float, usual: float, count: int, rtt_ns: int) -> float:
@@ -218,20 +219,22 @@ class Tally:
         usual = STALL * rate * self.width_ns / NANOS
         if rate * self.width_ns < STALL_PACKETS * self._mtu_bytes * NANOS:
             return end  # at such rates intervals without a packet are usual
-        begin = end
-        while begin and intervals[begin - 1].delivered_bytes < usual:
+        begin, outage = end, end - -(-(rtt_ns // 2) // self.width_ns)
+        while begin > 0 and intervals[begin - 1].delivered_bytes < usual:
             begin -= 1
+            if begin <= outage:
+                return end  # how long it has been one doesn't matter: on a quiet link that is all there is
         if begin < end:
-            return begin if (end - begin) * self.width_ns < rtt_ns // 2 else end
+            return begin
         first = end - 1
         while (
             first > 0 and intervals[first - 1].delivered_bytes < usual and end - first <= rtt_ns // 2 // self.width_ns
         ):
             first -= 1
         if 0 < first < end - 1:
-            mean = sum(intervals[index].delivered_bytes for index in range(first, end)) / (end - first)
-            for index in range(first, end):
-                intervals[index].delivered_bytes = mean
+            mean = sum([one.delivered_bytes for one in intervals[first:end]]) / (end - first)
+            for one in intervals[first:end]:
+                one.delivered_bytes = mean
         return end
 
     def link_decides(self, rate: float, usual: float, count: int, trip_ns: int) -> bool:
@@ -244,7 +247,7 @@ class Tally:
         if first < 0:
             return False
         # On a path shorter than the play there is nothing later than the present interval.
-        counts = [intervals[index].sent_bytes for index in range(first, min(end - ago + PLAY, end))]
+        counts = [one.sent_bytes for one in intervals[first : min(end - ago + PLAY, end)]]
         sums = [sum(counts[index : index + count]) for index in range(len(counts) - count + 1)]
         scale = NANOS / (count * self.width_ns)
         noise = DIFFERS_LEAST * usual
@@ -254,23 +257,22 @@ class Tally:
     def has_holes(self, rtt_ns: int) -> bool:
         """Senders didn't send all they might have, in the last round trip: the pipe has holes, which must not be made
         up for (they would come out of it as a queue)."""
-        intervals, end = self.intervals, self.complete
-        begin = max(0, end - rtt_ns // self.width_ns)
-        sent = sum(intervals[index].sent_bytes for index in range(begin, end))
-        might = sum(intervals[index].pace_bytes_per_s for index in range(begin, end)) * self.width_ns
+        trip = self.intervals[max(0, self.complete - rtt_ns // self.width_ns) : self.complete]
+        sent = sum([one.sent_bytes for one in trip])
+        might = sum([one.pace_bytes_per_s for one in trip]) * self.width_ns
         return sent * NANOS < HOLES * might
 
     def lost(self, rtt_ns: int) -> tuple[int, float]:
         """(packets sent again, bytes delivered) within the latest round trip."""
-        recent = list(islice(reversed(self.intervals), rtt_ns // self.width_ns + 1))
-        return sum(one.retransmits for one in recent), sum(one.delivered_bytes for one in recent)
+        recent = self.intervals[: -(rtt_ns // self.width_ns) - 2 : -1]
+        return sum([one.retransmits for one in recent]), sum([one.delivered_bytes for one in recent])
 
     def queue_before_ns(self, within_ns: int) -> int:
         """The longest queue that all agents saw at one time, of late."""
-        recent = islice(reversed(self.intervals), within_ns // self.width_ns + 1)
-        return max((one.queue_ns for one in recent), default=0)
+        recent = self.intervals[-(within_ns // self.width_ns) - 1 :]
+        return max([one.queue_ns for one in recent], default=0)
 
     def long_rate(self) -> tuple[float, int]:
         """(rate, time) over all that is kept."""
         span_ns = self.intervals[-1].end_ns - self.intervals[0].end_ns + self.width_ns
-        return sum(one.delivered_bytes for one in self.intervals) * NANOS / span_ns, span_ns
+        return sum([one.delivered_bytes for one in self.intervals]) * NANOS / span_ns, span_ns
