@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,13 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from proxyd.cli.check import config_path
     from proxyd.runtime.config import load_config
+    from proxyd.runtime.environment import choose_grpc_engine
     from proxyd.runtime.grpc_options import only_tls_1_3
     from proxyd.runtime.logs import setup_logging
 
     path = config_path(args.config)
     config = load_config(path, "agent")
     setup_logging(config.log.level, config.log.format)
-    only_tls_1_3()  # before grpc is imported, with the daemon
+    # Before grpc is imported, with the daemon.
+    only_tls_1_3()
+    choose_grpc_engine(os.environ)
     from proxyd.agent import daemon
 
     return daemon.run(config, ready_fd=args.ready_fd, path=path)

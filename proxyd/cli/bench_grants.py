@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -25,6 +26,9 @@ def run(args: argparse.Namespace) -> int:
     figures: dict[str, float] = {"decisions_per_s": round(decisions_per_s(args.seconds), 1)}
     print(f"pure: {figures['decisions_per_s']:,.0f} grants decided per second ({WAITING} waiting, {LINKS} links)")
     if not args.no_grpc:
+        from proxyd.runtime.environment import choose_grpc_engine
+
+        choose_grpc_engine(os.environ)
         from proxyd.cli.grant_bench import SENDERS, grpc_grants
 
         measured = grpc_grants(args.seconds)

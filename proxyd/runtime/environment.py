@@ -7,7 +7,7 @@ starts with ``PROXYD_`` and is not listed here is refused, naming the nearest on
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from proxyd.core.errors import ConfigError
 
@@ -22,6 +22,16 @@ KNOWN: dict[str, str] = {
     "PROXYD_SOCKET": "the agent's Unix socket: [agent] socket, and what a trainer connects to",
     "PROXYD_TOKEN_FILE": "token_file of [agent] and [coordinator], and of a trainer that uses an agent over TCP",
 }
+
+GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
+"""Without gRPC's event engine, which newer versions of grpcio use unless told otherwise. Its threads pass each message
+on to one another; where cores are few, that costs more than the message does (docs/evaluation.md, "Decisions")."""
+
+
+def choose_grpc_engine(environ: MutableMapping[str, str]) -> None:
+    """Let gRPC read sockets in the thread that waits for them. To be called before anything imports grpc, which looks
+    at its variable only then; whoever has set that variable has chosen."""
+    environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
