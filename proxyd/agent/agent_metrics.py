@@ -17,11 +17,13 @@ def agent_families(
     coordinators: Iterable[tuple[str, bool]],
     *,
     slow_start_after_idle: bool,
+    denied: int = 0,
     doors: Sequence[Door] = (),
 ) -> list[MetricFamily]:
     """One scrape's families.
 
     :param slow_start_after_idle: the kernel takes TCP's window back during pauses.
+    :param denied: messages that a coordinator, or its operator's rules, denied.
     """
     transfers: list[tuple[Labels, float]] = []
     nbytes: list[tuple[Labels, float]] = []
@@ -84,6 +86,7 @@ def agent_families(
         counter(
             "proxyd_corrupt_chunks_total", "Chunks that failed their checksum here.", [({}, status.corrupt_chunks)]
         ),
+        counter("proxyd_denied_total", "Messages denied by a coordinator or its operator's rules.", [({}, denied)]),
         counter("proxyd_resent_chunks_total", "Chunks sent again after a NACK.", [({}, status.resent_chunks)]),
         counter(
             "proxyd_announcements_total",

@@ -258,6 +258,7 @@ class Agent:
             self.hub,
             [(address, address in connected) for address in self._section.coordinators],
             slow_start_after_idle=tcp.slow_start_after_idle(),
+            denied=0 if self._effects is None else self._effects.denied,
             doors=self._doors(),
         )
         return [*families, *security_families(self._me.refusals, self._tls)]

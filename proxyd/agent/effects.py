@@ -17,7 +17,8 @@ from proxyd.core import effects as ef
 from proxyd.core.events import AgentEvent
 from proxyd.core.ids import AgentName
 from proxyd.core.units import format_rate
-from proxyd.runtime.logs import fields
+from proxyd.runtime.logs import Throttle, fields
+from proxyd.wire.envelope import ErrorCode
 
 _log = logging.getLogger("proxyd.agent")
 
@@ -54,6 +55,9 @@ class Effects:
         self._random = random.Random(me.incarnation)
         self.peers: dict[AgentName, PeerLink] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._throttle = Throttle(logging.getLogger(__name__))
+        self.denied = 0
+        """Messages that a coordinator, or its operator's rules, denied."""
 
     def perform(self, effects: Sequence[ef.AgentEffect]) -> None:
         """In order."""
@@ -101,6 +105,9 @@ class Effects:
                 for link in self.peers.values():
                     link.keep(effect.transfer)
                 hub.tell_send_failed(effect)
+                if effect.code is ErrorCode.REFUSED:
+                    self.denied += 1
+                    self._throttle.warning(effect.endpoint.job, effect.message)
             case ef.TellPeerHere():
                 hub.tell_peer_here(effect)
             case ef.TellPeerGone():

@@ -23,7 +23,7 @@ from proxyd.runtime.reloading import changed_keys, follow_log_settings
 log = logging.getLogger("proxyd.coordinator")
 
 APPLIED_AT_ONCE = {
-    "coordinator": frozenset({"time_zone"}),
+    "coordinator": frozenset({"jobs", "time_zone"}),
     "link": frozenset({"cap", "calendar", "fifo_share"}),
 }
 """Keys that a reload applies, by table; all of ``[[job]]``, ``[[class]]`` and ``[log]`` besides."""

@@ -42,6 +42,7 @@ from proxyd.core.messages import (
     Seen,
     Welcome,
 )
+from proxyd.core.permissions import Permissions
 from proxyd.core.receiving import Receiver
 from proxyd.core.sending import Sender
 from proxyd.core.transfer import Outgoing, RecvState, SendInput, SendState
@@ -403,6 +404,8 @@ class AgentMachine:
                 if event.message.number:
                     self._effects.append(ToCoordinator(event.address, Echo(event.message.number, 0)))
                 self._beat(event.address, event.message, now_ns)
+            case Permissions():
+                self.sender.asking.permitted(event.address, event.message)
             case Directory():
                 self._directory_changed(event.address, event.message, now_ns)
             case Welcome():

@@ -16,7 +16,7 @@ from proxyd.core.alone import Alone
 from proxyd.core.announcing import Ahead, Announcements
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator, WantPeer
 from proxyd.core.events import SendProgress
-from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
 from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     Announce,
@@ -31,6 +31,7 @@ from proxyd.core.messages import (
     Welcome,
 )
 from proxyd.core.owners import Owners, Session
+from proxyd.core.permissions import EVERYTHING, Permissions
 from proxyd.core.telling import Telling
 from proxyd.core.transfer import Outgoing, SendInput, SendState
 from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
@@ -77,6 +78,8 @@ class Asking:
         self.effects = effects
         self.links: dict[LinkName, LinkBook] = {}
         self.owners = Owners(config.coordinators)
+        self._permissions: dict[str, tuple[tuple[str, ...], Permissions]] = {}
+        """What each coordinator owns, and what it permits there, as it last said: that holds also while it is away."""
         self._alone = Alone(config, transfers, self.owners, effects, cancel, self._begin)
         self._padded = padded
         self.announced = Announcements()
@@ -99,6 +102,7 @@ class Asking:
 
     def session_began(self, address: str, welcome: Welcome, now_ns: int) -> None:
         """A control session stands: take its links over, ask again for all that waits on them."""
+        self._permissions[address] = (welcome.owns, welcome.permissions)
         self.owners.began(address, welcome, now_ns)
         for info in welcome.links:
             self.book(info.link)
@@ -107,6 +111,19 @@ class Asking:
             present = None if owner is None else owner.address
             if present == address or present != book.coordinator:
                 self._move(book, owner, now_ns)
+
+    def permitted(self, address: str, permissions: Permissions) -> None:
+        """A coordinator's operator changed who may use what. It is judged where messages are offered."""
+        if address in self._permissions:
+            self._permissions[address] = (self._permissions[address][0], permissions)
+
+    def denial(self, job: str, link: LinkName, traffic: TrafficClass) -> str:
+        """Why a message may not cross, by the word of the first coordinator that owns the link; "" when it may."""
+        for address in self.config.coordinators:
+            owns, permissions = self._permissions.get(address, ((), EVERYTHING))
+            if owns_link(owns, link):
+                return permissions.denial(job, link, traffic)
+        return ""
 
     def _move(self, book: LinkBook, owner: Session | None, now_ns: int) -> None:
         """A link is in the hands of a new session, or of nobody: old grants are void, what waits asks anew."""

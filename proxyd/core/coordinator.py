@@ -142,6 +142,9 @@ class CoordinatorMachine:
             case SessionClosed(session, reason):
                 self._closed(session, reason, now_ns)
             case PolicyChanged(policy):
+                if policy.permissions != self.policy.permissions:
+                    for number in sorted(self._sessions):
+                        self._tell(number, policy.permissions)
                 self._links.set_policy(policy, now_ns)
                 self._decide_all(now_ns)
             case LocalTime(minute_of_week):
@@ -250,7 +253,10 @@ class CoordinatorMachine:
         config = self.config
         self._tell(
             number,
-            Welcome(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos, self.fence),
+            Welcome(
+                *(config.name, self.epoch, config.owns, config.beat_ns, config.lease_ns, infos, self.fence),
+                permissions=self.policy.permissions,
+            ),
         )
         # After a restart agents come back one by one: whoever isn't here yet isn't gone.
         learning = self._takeover.succeeds and now_ns < self._takeover.complete_ns
@@ -333,6 +339,8 @@ class CoordinatorMachine:
             case CancelRequest(transfer, reason):
                 self._drop(session, transfer, f"cancelled: {reason}", now_ns)
             case Announce():
+                if self.policy.permissions.denial(message.job, message.link, message.traffic) and message.nbytes:
+                    return  # its request will be denied, with the reason
                 self._announced.announce(number, session.agent, session.control_rtt_ns, message, now_ns)
             case EndpointUp(endpoint, incarnation, age_ns):
                 if not self._registry.up(number, session.hello, endpoint, incarnation, now_ns - age_ns):
@@ -383,7 +391,8 @@ class CoordinatorMachine:
     def _request(self, session: AgentSession, message: Request, now_ns: int) -> None:
         waiting = session.transfers.get(message.transfer)
         if waiting is None:
-            reason = refusal(self.config, session.agent, message, self._links.names, len(session.transfers))
+            permissions, count = self.policy.permissions, len(session.transfers)
+            reason = refusal(self.config, permissions, session.agent, message, self._links.names, count)
             if reason:
                 self._tell(session.number, Denied(message.transfer, reason))
                 return

@@ -10,6 +10,7 @@ from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import AgentName, LinkName, owns_link
 from proxyd.core.messages import Request
+from proxyd.core.permissions import Permissions
 from proxyd.core.policy import BottleneckSettings
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES
 
@@ -57,7 +58,12 @@ class CoordinatorConfig:
 
 
 def refusal(
-    config: CoordinatorConfig, agent: AgentName, message: Request, links: Collection[LinkName], open_transfers: int
+    config: CoordinatorConfig,
+    permissions: Permissions,
+    agent: AgentName,
+    message: Request,
+    links: Collection[LinkName],
+    open_transfers: int,
 ) -> str:
     """Why a new request of ``agent`` can't be served; "" when it can.
 
@@ -79,4 +85,4 @@ def refusal(
         return f"traffic class {message.traffic} is unknown"
     if open_transfers >= MAX_TRANSFERS_PER_SESSION:
         return f"agent {agent} already has {MAX_TRANSFERS_PER_SESSION} transfers open"
-    return ""
+    return permissions.denial(message.job, link, message.traffic)

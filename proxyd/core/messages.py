@@ -21,6 +21,7 @@ import dataclasses
 from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.permissions import EVERYTHING, Permissions
 from proxyd.core.values import value
 from proxyd.wire.envelope import TrafficClass
 
@@ -242,6 +243,8 @@ class Welcome:
     fence: int = 0
     """Of the lock that this coordinator holds: rises from holder to holder. Of two with one name the higher one counts.
     0: there is no lock, and one coordinator of this name."""
+    permissions: Permissions = EVERYTHING
+    """Which job may use what; comes again by itself whenever that changes."""
 
 
 @value(frozen=True, slots=True)
@@ -332,4 +335,4 @@ class Directory:
     full: bool
 
 
-CoordinatorMessage: TypeAlias = Welcome | Queued | Grant | Pace | Denied | Beat | Directory
+CoordinatorMessage: TypeAlias = Welcome | Permissions | Queued | Grant | Pace | Denied | Beat | Directory

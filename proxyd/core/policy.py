@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.ids import LinkName
+from proxyd.core.permissions import EVERYTHING, Permissions
 from proxyd.core.units import format_rate, parse_rate
 from proxyd.wire.envelope import TrafficClass
 
@@ -262,6 +263,8 @@ class Policy:
     default_job: JobPolicy = JobPolicy()
     """Of a job that isn't named."""
     default_link: LinkPolicy = LinkPolicy()
+    permissions: Permissions = EVERYTHING
+    """Which job may use what."""
 
     def job(self, name: str) -> JobPolicy:
         """What holds for a job."""

@@ -176,6 +176,10 @@ class Sender:
         remote = entry.agent.site != self.config.agent.site
         out.link = LinkName(self.config.agent.site, entry.agent.site) if remote else None
         book = self.asking.book(out.link) if out.link is not None else None
+        if out.link is not None and (why := self.asking.denial(envelope.job, out.link, envelope.traffic_class)):
+            self.asking.withdraw(out.announcement, now_ns)
+            self.cancel(out, ErrorCode.REFUSED, f"{envelope.describe()}: refused: {why}", now_ns)
+            return
         info = book.info if book is not None else None
         chunk_bytes = LOCAL_CHUNK_BYTES if not remote else UNKNOWN_CHUNK_BYTES if info is None else info.chunk_bytes
         out.chunk_bytes = max(wire.MIN_CHUNK_BYTES, min(wire.MAX_CHUNK_BYTES, chunk_bytes))

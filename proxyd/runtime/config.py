@@ -236,6 +236,8 @@ class CoordinatorConfig(Section):
     reflection: Flag = True
     time_zone: TimeZoneText = ""
     """What the links' calendars count in; "": the host's own."""
+    jobs: Literal["any", "named"] = "any"
+    """Which may use its links: any, or those with a [[job]] only."""
     mode: Literal["grant", "observe"] = "grant"
     """For links that say nothing themselves. "observe": agents send at once, and what would have been granted is only
     reckoned (shadow mode)."""
@@ -311,7 +313,8 @@ class Config(Section):
     @property
     def policy(self) -> Policy:
         """What it says about sharing, for the coordinator's machine."""
-        return policy_of(self.links, self.jobs, self.classes)
+        only_named = self.coordinator is not None and self.coordinator.jobs == "named"
+        return policy_of(self.links, self.jobs, self.classes, only_named=only_named)
 
     def require_agent(self) -> AgentConfig:
         """``[agent]``; ConfigError when the file has none."""

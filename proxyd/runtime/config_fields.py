@@ -131,7 +131,7 @@ def _flag(value: object) -> object:
     return value
 
 
-def _listed(value: object) -> object:
+def listed(value: object) -> object:
     """One text where a list may stand."""
     return [value] if isinstance(value, str) else value
 
@@ -196,13 +196,14 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 ListenText = Annotated[StrictStr, AfterValidator(_listen)]
 MetricsText = Annotated[StrictStr, AfterValidator(_metrics)]
 ListenTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...], BeforeValidator(_listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...], BeforeValidator(listed), Field(min_length=1)
 ]
 ConnectTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...], BeforeValidator(_listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...], BeforeValidator(listed), Field(min_length=1)
 ]
+LinkTexts = Annotated[tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(listed)]
 OwnedTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(_listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(listed), Field(min_length=1)
 ]
 ArenaText = Annotated[str, BeforeValidator(_arena)]
 ChunkText = Annotated[str, BeforeValidator(_chunk)]

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.errors import ConfigError, UnitError
 from proxyd.core.ids import LinkName
+from proxyd.core.permissions import JobRule, Permissions
 from proxyd.core.policy import (
     DEFAULT_FIFO_SHARE,
     MAX_FIFO_SHARE,
@@ -30,7 +31,7 @@ from proxyd.core.policy import (
     parse_window,
 )
 from proxyd.core.units import format_rate, is_bdp, parse_buffer, parse_duration, parse_rate
-from proxyd.runtime.config_fields import BufferText, DurationText, Name, RateText
+from proxyd.runtime.config_fields import BufferText, DurationText, LinkTexts, Name, RateText, listed
 from proxyd.runtime.toml_lines import Path, line_of
 from proxyd.wire.envelope import TrafficClass
 
@@ -72,6 +73,7 @@ def _rate_of(text: str | None) -> int:
 
 WindowText = Annotated[StrictStr, AfterValidator(_window)]
 Weight = Annotated[float, BeforeValidator(_weight)]
+ClassTexts = Annotated[tuple[Literal["pipeline", "sync", "bulk"], ...], BeforeValidator(listed)]
 JobName = Annotated[StrictStr, AfterValidator(_job_name)]
 
 
@@ -164,6 +166,10 @@ class JobConfig(Section):
     weight: Weight = 1.0
     floor: RateText | None = None
     cap: RateText | None = None
+    links: LinkTexts = ()
+    """Those that it may use; none: all."""
+    classes: ClassTexts = ()
+    """Those that it may use; none: all."""
 
     @property
     def floor_bytes_per_s(self) -> int:
@@ -198,12 +204,19 @@ class BottleneckConfig(Section):
         return BottleneckSettings(self.site, self.direction == "egress", _rate_of(self.capacity), _rate_of(self.cap))
 
 
-def policy_of(links: Sequence[LinkConfig], jobs: Sequence[JobConfig], classes: Sequence[ClassConfig]) -> Policy:
-    """What the file says about sharing, for the machine. Raises ConfigError for what :func:`policy_problems` finds."""
+def policy_of(
+    links: Sequence[LinkConfig], jobs: Sequence[JobConfig], classes: Sequence[ClassConfig], *, only_named: bool = False
+) -> Policy:
+    """What the file says about sharing, for the machine. Raises ConfigError for what :func:`policy_problems` finds.
+
+    :param only_named: jobs that aren't named may use nothing.
+    """
+    rules = (JobRule(job.name, job.links, job.classes) for job in jobs if only_named or job.links or job.classes)
     return Policy(
         jobs={job.name: JobPolicy(job.weight, job.floor_bytes_per_s, job.cap_bytes_per_s) for job in jobs},
         links={link.link: LinkPolicy(link.cap_bytes_per_s, link.windows, link.fifo_share) for link in links},
         sharing={TrafficClass[one.name.upper()]: Sharing(one.share) for one in classes},
+        permissions=Permissions(tuple(sorted(rules, key=lambda rule: rule.job)), only_named),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from proxyd.core import messages as core
 from proxyd.core.errors import ConfigError, InternalError, RemoteError
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
+from proxyd.core.permissions import JobRule, Permissions
 from proxyd.core.units import MAX_DURATION_NS, MAX_RATE_BYTES_PER_S, MAX_SIZE_BYTES
 from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.crossing import BadField, Codec, Spec, number, text, texts
@@ -139,6 +140,9 @@ _ENTRY = Spec(
     },
 )
 
+_JOB_RULE = Spec(JobRule, pb.JobRule, {"job": _JOB, "links": _OWNS, "classes": texts(MAX_NAME_BYTES)})
+_PERMISSIONS = Spec(Permissions, pb.Permissions, {"rules": _JOB_RULE.many(), "only_named": _FLAG})
+
 _AGENT_KINDS: dict[str, Spec] = {
     "hello": Spec(
         core.AgentHello,
@@ -246,8 +250,10 @@ _COORDINATOR_KINDS: dict[str, Spec] = {
             "lease_ns": _NS,
             "links": _LINK_INFO.many(),
             "fence": _COUNT,
+            "permissions": _PERMISSIONS.one(),
         },
     ),
+    "permissions": _PERMISSIONS,
     "queued": Spec(
         core.Queued,
         pb.Queued,
@@ -298,7 +304,7 @@ _AUTH_FIELDS = {"protocol_version", "nonce", "mac"}
 
 def _check_table() -> None:
     """Every field of every message stands in the table, on both sides, in the core's order."""
-    specs = [_AGENT_NAME, _LINK, _TRANSFER, _ENDPOINT, _LINK_INFO, _FALLBACK, _GONE, _ENTRY]
+    specs = [_JOB_RULE, _AGENT_NAME, _LINK, _TRANSFER, _ENDPOINT, _LINK_INFO, _FALLBACK, _GONE, _ENTRY]
     for spec in [*specs, *_AGENT_KINDS.values(), *_COORDINATOR_KINDS.values()]:
         kind = spec.core_type
         ours = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(kind._fields)

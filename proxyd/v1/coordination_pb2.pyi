@@ -160,6 +160,7 @@ class CoordinatorMessage(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
+    PERMISSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def challenge(self) -> Global___Challenge: ...
     @_builtins.property
@@ -178,6 +179,8 @@ class CoordinatorMessage(_message.Message):
     def pace(self) -> Global___Pace: ...
     @_builtins.property
     def standby(self) -> Global___Standby: ...
+    @_builtins.property
+    def permissions(self) -> Global___Permissions: ...
     def __init__(
         self,
         *,
@@ -190,12 +193,13 @@ class CoordinatorMessage(_message.Message):
         directory: Global___Directory | None = ...,
         pace: Global___Pace | None = ...,
         standby: Global___Standby | None = ...,
+        permissions: Global___Permissions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "permissions", b"permissions", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "challenge", b"challenge", "denied", b"denied", "directory", b"directory", "grant", b"grant", "kind", b"kind", "pace", b"pace", "permissions", b"permissions", "queued", b"queued", "standby", b"standby", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory", "pace", "standby"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["challenge", "welcome", "queued", "grant", "denied", "beat", "directory", "pace", "standby", "permissions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -789,6 +793,7 @@ class Welcome(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     MAC_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    PERMISSIONS_FIELD_NUMBER: _builtins.int
     coordinator: _builtins.str
     epoch: _builtins.int
     beat_ns: _builtins.int
@@ -801,6 +806,8 @@ class Welcome(_message.Message):
     def owns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
+    @_builtins.property
+    def permissions(self) -> Global___Permissions: ...
     def __init__(
         self,
         *,
@@ -812,14 +819,72 @@ class Welcome(_message.Message):
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         mac: _builtins.bytes = ...,
         fence: _builtins.int = ...,
+        permissions: Global___Permissions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["permissions", b"permissions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ns", b"beat_ns", "coordinator", b"coordinator", "epoch", b"epoch", "fence", b"fence", "lease_ns", b"lease_ns", "links", b"links", "mac", b"mac", "owns", b"owns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ns", b"beat_ns", "coordinator", b"coordinator", "epoch", b"epoch", "fence", b"fence", "lease_ns", b"lease_ns", "links", b"links", "mac", b"mac", "owns", b"owns", "permissions", b"permissions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class JobRule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def links(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Patterns, as in owns; none: every link."""
+
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels ("sync"); none: every class."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        links: _abc.Iterable[_builtins.str] | None = ...,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "job", b"job", "links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobRule: _TypeAlias = JobRule  # noqa: Y015
+
+@_typing.final
+class Permissions(_message.Message):
+    """Which job may use what. Comes with the Welcome, and again whenever the operator changes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    ONLY_NAMED_FIELD_NUMBER: _builtins.int
+    only_named: _builtins.bool
+    """Jobs without a rule may use nothing."""
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRule]: ...
+    def __init__(
+        self,
+        *,
+        rules: _abc.Iterable[Global___JobRule] | None = ...,
+        only_named: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_named", b"only_named", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Permissions: _TypeAlias = Permissions  # noqa: Y015
 
 @_typing.final
 class Standby(_message.Message):

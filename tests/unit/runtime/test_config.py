@@ -314,3 +314,20 @@ def test_tls_needs_all_of_its_files() -> None:
     section = parse_config("[coordinator]\n" + TLS, "f.toml").require_coordinator()
     assert section.tls == ("/c.pem", "/k.pem", "/ca.pem")
     assert parse_config("[coordinator]\n", "f.toml").require_coordinator().tls is None
+
+
+def test_what_a_job_may_use() -> None:
+    text = (
+        "[coordinator]\njobs = 'named'\n[[job]]\nname = 'b'\n[[job]]\nname = 'a'\nlinks = 'x->*'\nclasses = ['sync']\n"
+    )
+    permissions = parse_config(text, "f.toml").policy.permissions
+    assert permissions.only_named
+    assert [(rule.job, rule.links, rule.classes) for rule in permissions.rules] == [
+        ("a", ("x->*",), ("sync",)),
+        ("b", (), ()),
+    ]
+    permissions = parse_config(text.replace("jobs = 'named'\n", ""), "f.toml").policy.permissions
+    assert [rule.job for rule in permissions.rules] == ["a"], "a job without rules needs none"
+    for wrong in ("links = 'x'", "classes = ['urgent']"):
+        with pytest.raises(ConfigError, match=r"f\.toml:4"):
+            parse_config(f"[coordinator]\n[[job]]\nname = 'a'\n{wrong}\n", "f.toml")

@@ -51,6 +51,7 @@ TYPED = {
     TransferId: transfers,
     EndpointName: endpoints,
     bool: st.booleans(),
+    str: names,
     float: st.floats(0.0, 1.0),
 }
 SUFFIXED = {"_ns": durations, "_bytes_per_s": rates, "bytes": sizes, "": counts}
@@ -66,6 +67,8 @@ def message_of(kind: type) -> st.SearchStrategy:
             parts[field.name] = NAMED[field.name]
         elif hint in TYPED:
             parts[field.name] = TYPED[hint]
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            parts[field.name] = message_of(hint)
         elif typing.get_origin(hint) is tuple:
             part = typing.get_args(hint)[0]
             parts[field.name] = st.lists(TYPED[part] if part in TYPED else message_of(part), max_size=3).map(tuple)
