@@ -2,7 +2,8 @@
 # Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
 #   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
-#   tools/prepare.sh tests          the same, and libfaketime; without it the test of wall clock steps skips
+#   tools/prepare.sh tests          the same, and libfaketime and etcd; without them the tests of wall clock steps and of
+#                                   a coordinator's standby skip
 set -euo pipefail
 
 apt_install() {
@@ -45,6 +46,9 @@ net | tests)
     fi
     if [ "$1" = tests ] && ! ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 && ! apt_install faketime; then
         echo "proxyd: libfaketime is missing (package faketime): the test of wall clock steps skips." >&2
+    fi
+    if [ "$1" = tests ] && ! command -v etcd >/dev/null 2>&1 && ! apt_install etcd-server; then
+        echo "proxyd: etcd is missing (package etcd-server): the tests of a standby coordinator skip." >&2
     fi
     ;;
 *)

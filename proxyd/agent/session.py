@@ -4,6 +4,9 @@ The only module of the agent that imports grpc. A session that ends is tried aga
 most every 2 s, with jitter, so that a restarted coordinator has everybody back within some seconds and not all at one
 instant. The machine hears of three things only: connected (with the Welcome), said, lost (once per outage, also when
 there was no session before it; with the reason in words).
+
+A *standby* keeps the stream and says nothing until it takes over: that costs no dialling in vain, and its connection
+stands when it is needed. A Welcome of a coordinator whose lock another one has taken over is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import grpc.aio
 
 from proxyd.core.events import AgentEvent, CoordinatorConnected, CoordinatorLost, CoordinatorSaid
 from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, Welcome
+from proxyd.core.owners import Fences
 from proxyd.runtime import translate
 from proxyd.runtime.grpc_options import RECONNECT_INITIAL_NS, RECONNECT_MAX_NS, channel_options
 from proxyd.runtime.tls import COORDINATOR_NAME, TlsIdentity, TlsKeeper
@@ -37,6 +41,8 @@ MAX_PENDING_MESSAGES = 20_000
 """A coordinator that reads nothing while this much waits is given up; the machine says everything again later."""
 FLUSH_TIMEOUT_S = 0.5
 LOG_INTERVAL_S = 30.0
+TAKEN_OVER_S = (0.02, 0.3)
+"""How soon agents come back to a standby that takes over."""
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.AgentBatch, pb.CoordinatorBatch]"
 
@@ -65,8 +71,11 @@ class CoordinatorSessions:
         logger: logging.Logger,
         tls: TlsKeeper | None = None,
     ) -> None:
+        fences = Fences()
         self._sessions = {
-            address: _Session(address, hello, token, on_event, logger, None if address.startswith("unix:") else tls)
+            address: _Session(
+                address, hello, token, on_event, logger, None if address.startswith("unix:") else tls, fences
+            )
             for address in addresses
         }
 
@@ -99,9 +108,13 @@ class _Session:
         on_event: Callable[[AgentEvent], None],
         logger: logging.Logger,
         tls: TlsKeeper | None,
+        fences: Fences,
     ) -> None:
         self._address = address
         self._tls = tls
+        self._fences = fences
+        self._stood_by = False
+        """In this life of the stream its coordinator was a standby."""
         self._hello = hello
         self._token = token
         self._on_event = on_event
@@ -180,8 +193,13 @@ class _Session:
                         delay_ns = RECONNECT_INITIAL_NS
                     self._lost(reason)
                     # No cryptography here: the jitter only spreads the agents of one coordinator.
-                    await asyncio.sleep(delay_ns * random.uniform(0.8, 1.2) / 1e9)
-                    delay_ns = min(2 * delay_ns, RECONNECT_MAX_NS)
+                    if self._stood_by:
+                        # It takes over, or has gone: the first wants all of us back soon, and not at one instant.
+                        self._stood_by, delay_ns = False, RECONNECT_INITIAL_NS
+                        await asyncio.sleep(random.uniform(*TAKEN_OVER_S))
+                    else:
+                        await asyncio.sleep(delay_ns * random.uniform(0.8, 1.2) / 1e9)
+                        delay_ns = min(2 * delay_ns, RECONNECT_MAX_NS)
 
     def _channel(self, identity: TlsIdentity | None) -> grpc.aio.Channel:
         if identity is None:
@@ -216,7 +234,12 @@ class _Session:
         self._call, self._overflow = call, False
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                welcome, rest = await self._greet(call)
+                answer = await self._greet(call)
+            if isinstance(answer, translate.Standby):
+                return await self._wait_for_standby(call, answer)
+            welcome, rest = answer
+            if why := self._fences.admits(welcome, time.monotonic_ns()):
+                raise _SessionError(why)
             self._epoch = welcome.epoch
             self._pending.clear()
             self.connected = True
@@ -227,10 +250,11 @@ class _Session:
             for message in rest:
                 self._on_event(CoordinatorSaid(self._address, message))
             while True:
-                answer = await call.read()
-                if not isinstance(answer, pb.CoordinatorBatch):
+                batch = await call.read()
+                if not isinstance(batch, pb.CoordinatorBatch):
                     return "the coordinator ended the session"
-                for message in translate.coordinator_messages(answer):
+                self._fences.heard(welcome, time.monotonic_ns())
+                for message in translate.coordinator_messages(batch):
                     self._on_event(CoordinatorSaid(self._address, message))
         except asyncio.CancelledError:
             if self._overflow and not self._closing:
@@ -242,14 +266,29 @@ class _Session:
                 writer.cancel()
             call.cancel()
 
-    async def _greet(self, call: _Call) -> tuple[Welcome, list[CoordinatorMessage]]:
+    async def _wait_for_standby(self, call: _Call, standby: translate.Standby) -> str:
+        """Until it takes over, or is gone."""
+        self._stood_by = True
+        active = f"; the active one is at {standby.active}" if standby.active else ""
+        self._log.info("coordinator %s: stands by for %s%s", self._address, standby.coordinator, active)
+        if not self._outage_told:
+            self._outage_told = True
+            self._on_event(CoordinatorLost(self._address, f"it stands by for {standby.coordinator}{active}"))
+        while isinstance(await call.read(), pb.CoordinatorBatch):
+            pass  # nothing that concerns us
+        return "the standby ended the session"
+
+    async def _greet(self, call: _Call) -> tuple[Welcome, list[CoordinatorMessage]] | translate.Standby:
         """Challenge, hello, welcome: each side proves that it holds the token. Also what came with the welcome."""
         challenge = translate.read_challenge(await _read(call))
         nonce = secrets.token_bytes(NONCE_BYTES)
         hello = dataclasses.replace(self._hello(), epoch_seen=self._epoch)
         mac = token_mac(self._token, "dial", challenge, nonce, str(hello.agent))
         await call.write(translate.hello_batch(translate.SignedHello(hello, nonce, mac)))
-        welcome, its_mac, rest = translate.read_welcome(await _read(call))
+        first = await _read(call)
+        if (standby := translate.read_standby(first)) is not None:
+            return standby
+        welcome, its_mac, rest = translate.read_welcome(first)
         if not mac_is_right(self._token, "accept", challenge, nonce, welcome.coordinator, its_mac):
             raise _SessionError(
                 f"{welcome.coordinator!r} there does not hold this agent's token: its welcome has "

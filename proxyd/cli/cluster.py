@@ -250,11 +250,22 @@ class Cluster:
         return self
 
     def await_sessions(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every living agent has its session with every living coordinator. Raises ClusterError."""
+        """Wait until every living agent has its session with every living coordinator that is no standby.
+
+        Raises ClusterError.
+        """
         wanted = sum(agent.process.poll() is None for agent in self.agents)
         deadline_s = time.monotonic() + timeout_s
-        for coordinator in [one for one in self.coordinators.values() if one.process.poll() is None]:
-            while (found := scrape(coordinator.metrics).total("proxyd_agent_sessions")) < wanted:
+        living = [one for one in self.coordinators.values() if one.process.poll() is None]
+        for coordinator in living:
+            while True:
+                scraped = scrape(coordinator.metrics)
+                found = scraped.total("proxyd_agent_sessions")
+                standing_by = scraped.total("proxyd_active") < 1 and any(
+                    scrape(one.metrics).total("proxyd_active") for one in living
+                )
+                if found >= wanted or standing_by:
+                    break
                 if time.monotonic() > deadline_s:
                     words = self.agents[0].last_words()
                     text = f"{found:g} of {wanted} agents reached {coordinator.label} in {timeout_s:g} s"

@@ -31,55 +31,64 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminService(AdminServicer):
-    """Answers from the machine's status."""
+    """Answers from the machine's status, once there is one (:meth:`activate`)."""
 
-    def __init__(
-        self,
-        machine: CoordinatorMachine,
-        stories: Stories,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns, why_standby: Callable[[], str] = str) -> None:
         self.policy: PolicyKeeper | None = None
         """Set by the daemon; without one there is no file to read."""
-        self._machine = machine
-        self._stories = stories
+        self._machine: CoordinatorMachine | None = None
+        self._stories: Stories | None = None
+        self._why_standby = why_standby
         self._clock = clock
         self._started_ns = clock()
 
+    def activate(self, machine: CoordinatorMachine, stories: Stories) -> None:
+        """This coordinator is the active one from now on."""
+        self._machine, self._stories = machine, stories
+
+    async def _active(self, context: _Context) -> tuple[CoordinatorMachine, Stories]:
+        """What is asked; ends the call where the caller is elsewhere, or the one to ask is another."""
+        await _local_only(context)
+        if self._machine is None or self._stories is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._why_standby())
+        assert self._machine is not None
+        assert self._stories is not None
+        return self._machine, self._stories
+
     async def Status(self, request: admin_pb2.StatusRequest, context: _Context) -> admin_pb2.StatusResponse:
         """Everything at a glance."""
-        await _local_only(context)
+        machine, _ = await self._active(context)
         now_ns = self._clock()
-        return translate_admin.status_response(self._machine.status(now_ns), __version__, now_ns - self._started_ns)
+        return translate_admin.status_response(machine.status(now_ns), __version__, now_ns - self._started_ns)
 
     async def Links(self, request: admin_pb2.LinksRequest, context: _Context) -> admin_pb2.LinksResponse:
         """The links alone."""
-        await _local_only(context)
-        status = self._machine.status(self._clock())
+        machine, _ = await self._active(context)
+        status = machine.status(self._clock())
         return translate_admin.links_response(status, translate_admin.wanted_links(request))
 
     async def Why(self, request: admin_pb2.WhyRequest, context: _Context) -> admin_pb2.WhyResponse:
         """The story of one transfer."""
-        await _local_only(context)
+        machine, stories = await self._active(context)
         try:
             transfer = translate_admin.wanted_transfer(request)
         except TranslateError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        told = self._stories.of(transfer, self._clock())
+        told = stories.of(transfer, self._clock())
         if told is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"transfer {transfer} is not known: it was never requested here, or too long ago",
             )
-        return translate_admin.why_response(told._replace(now=self._machine.why(transfer) or ""))
+        return translate_admin.why_response(told._replace(now=machine.why(transfer) or ""))
 
     async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: _Context) -> admin_pb2.GetPolicyResponse:
         """The policy in force."""
-        await _local_only(context)
+        machine, _ = await self._active(context)
         keeper = self.policy
         if keeper is None:
             return translate_admin.policy_response(
-                self._machine.policy, file="", minute_of_week=0, time_zone="", reloads=0, refused=0
+                machine.policy, file="", minute_of_week=0, time_zone="", reloads=0, refused=0
             )
         return translate_admin.policy_response(
             keeper.policy,
@@ -97,7 +106,7 @@ class AdminService(AdminServicer):
 
         Which file that is was said at start; a caller can neither name another one nor send a policy.
         """
-        await _local_only(context)
+        await self._active(context)
         if self.policy is None:
             return translate_admin.reload_response(False, "this coordinator was started without a file", ())
         result = self.policy.reload()

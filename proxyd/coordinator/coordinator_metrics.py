@@ -110,9 +110,20 @@ BOTTLENECK_GAUGES: tuple[tuple[str, str, Callable[[BottleneckStatus], float]], .
 )
 
 
+def standby_families() -> Iterable[MetricFamily]:
+    """Those of a coordinator that has no machine yet."""
+    yield build_info("coordinator")
+    yield _active(0)
+
+
+def _active(value: int) -> MetricFamily:
+    return gauge("proxyd_active", "1 while this coordinator grants, 0 while it stands by for another.", [({}, value)])
+
+
 def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Iterable[MetricFamily]:
     """All of the coordinator's families."""
     yield build_info("coordinator")
+    yield _active(1)
     yield gauge("proxyd_epoch", "Life of this coordinator; rises at each start.", [({}, status.epoch)])
     yield gauge("proxyd_agent_sessions", "Agents with an open session.", [({}, len(status.agents))])
     yield gauge("proxyd_endpoints", "Trainers registered.", [({}, len(status.endpoints))])

@@ -43,8 +43,11 @@ class ControlServer:
             names = (COORDINATION, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
             reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
 
-    async def start(self, addresses: tuple[Address, ...]) -> None:
-        """Bind everything, then serve."""
+    async def start(self, addresses: tuple[Address, ...], *, active: bool = True) -> None:
+        """Bind everything, then serve.
+
+        :param active: a standby answers too, but is no place to send agents to: NOT_SERVING until :meth:`take_over`.
+        """
         try:
             for address in addresses:
                 self.addresses.append(self._bind(address))
@@ -53,6 +56,13 @@ class ControlServer:
             self._release()
             raise
         await self._server.start()
+        for service in ("", COORDINATION, ADMIN):
+            await self._health.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+        if active:
+            await self.take_over()
+
+    async def take_over(self) -> None:
+        """This coordinator is the active one from now on."""
         for service in ("", COORDINATION, ADMIN):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 

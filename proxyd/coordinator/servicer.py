@@ -4,6 +4,9 @@ Each session is a reader (stream -> events), a queue and a writer (queue -> stre
 the machine never waits for a network; all that one tick of the loop produced for one agent travels in one batch. An
 agent that does not read is cut off: by the length of its queue, or by a write that does not finish.
 
+A *standby* (:mod:`proxyd.coordinator.election`) lets agents in too, tells them who is active and keeps their streams.
+When it takes over it ends them, and all come back within some tenths of a second, over connections that stand.
+
 What a peer is told when its session ends is text that was written for it; never that of an exception from inside.
 """
 
@@ -16,7 +19,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -38,6 +41,8 @@ HELLO_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
 MAX_QUEUED_MESSAGES = 50_000
 MAX_BATCH_MESSAGES = 2_000
+MAX_STANDING_BY = 20_000
+"""Agents that wait at a standby for it to take over: each costs an idle stream."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -81,21 +86,29 @@ class SessionServicer(CoordinationServicer):
     """The Coordination service.
 
     :param token: the shared secret; empty: none is needed.
-    :param on_event: takes SessionOpened, SessionMessage, SessionClosed; it must not raise.
+    :param on_event: takes SessionOpened, SessionMessage, SessionClosed; it must not raise. None: this one stands by,
+        until :meth:`activate`.
     :param guard: compares certificates with names.
+    :param name: of the coordinator, and ``active`` where the active one is: what a standby says.
     """
 
     def __init__(
         self,
         token: bytes,
-        on_event: Callable[[CoordinatorEvent], None],
+        on_event: Callable[[CoordinatorEvent], None] | None = None,
         guard: Guard | None = None,
         *,
+        name: str = "",
+        active: Callable[[], str] = str,
         places: int = STRANGERS,
     ) -> None:
         self._token = token
         self._guard = Guard() if guard is None else guard
-        self._on_event = on_event
+        self._may_speak: Callable[[], bool] = lambda: True
+        self._standing_by: set[asyncio.Future[None]] = set()
+        self._name, self._active = name, active
+        self._is_active = on_event is not None
+        self._on_event: Callable[[CoordinatorEvent], None] = on_event or (lambda _: None)
         self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
         self.strangers = WaitingRoom(places)
@@ -107,6 +120,18 @@ class SessionServicer(CoordinationServicer):
     def open_sessions(self) -> int:
         """Authenticated sessions that stand now."""
         return len(self._sessions)
+
+    def activate(
+        self, on_event: Callable[[CoordinatorEvent], None], may_speak: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Take over: those that wait come back as sessions.
+
+        :param may_speak: asked before every write; once it says no, nothing of what is queued leaves.
+        """
+        self._on_event, self._may_speak, self._is_active = on_event, may_speak, True
+        for waiting in self._standing_by:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def perform(self, effects: Sequence[CoordinatorEffect]) -> None:
         """Carry out the machine's effects. A session that ended meanwhile is passed over: its SessionClosed follows."""
@@ -130,6 +155,8 @@ class SessionServicer(CoordinationServicer):
     async def stop(self) -> None:
         """End all sessions with UNAVAILABLE ("come back"); new ones are refused."""
         self._stopping = True
+        for waiting in self._standing_by:
+            waiting.cancel()
         for session in self._sessions.values():
             session.finish(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
 
@@ -176,6 +203,8 @@ class SessionServicer(CoordinationServicer):
             raise
         finally:
             visitor.leave()
+        if not self._is_active:
+            await self._stand_by(context)
         session = _Session(next(self._numbers), sign)
         self._sessions[session.number] = session
         agent = str(signed.hello.agent)
@@ -211,6 +240,25 @@ class SessionServicer(CoordinationServicer):
             return token_mac(self._token, "accept", challenge, signed.nonce, welcome.coordinator)
 
         return signed, sign
+
+    async def _stand_by(self, context: _Context) -> NoReturn:
+        """Keep an agent's stream until this coordinator takes over, or stops."""
+        if len(self._standing_by) >= MAX_STANDING_BY:
+            raise _Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STANDING_BY} agents wait at this standby already")
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._standing_by.add(taken)
+        hung_up = asyncio.ensure_future(context.read())
+        try:
+            await context.write(translate.standby_batch(self._name, self._active()))
+            await asyncio.wait((taken, hung_up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._standing_by.discard(taken)
+            hung_up.cancel()
+        if self._stopping or taken.cancelled():
+            raise _Refuse(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+        if taken.done():
+            raise _Refuse(grpc.StatusCode.UNAVAILABLE, f"this coordinator takes over as {self._name}: come back")
+        raise _Refuse(grpc.StatusCode.CANCELLED, "the agent hung up while it waited")
 
     async def _run(self, session: _Session, context: _Context) -> str:
         """Until the agent hangs up (answers the reason) or the session is to be ended (raises)."""
@@ -251,6 +299,8 @@ class SessionServicer(CoordinationServicer):
             while queue:
                 messages = queue[:MAX_BATCH_MESSAGES]
                 del queue[:MAX_BATCH_MESSAGES]
+                if not self._may_speak():
+                    raise _Refuse(grpc.StatusCode.UNAVAILABLE, "this coordinator has lost its lock")
                 session.writing_since_s = loop.time()
                 await context.write(translate.coordinator_batch(messages, session.sign))
                 session.writing_since_s = None

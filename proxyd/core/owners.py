@@ -28,6 +28,35 @@ class Session:
         return next((info for info in self.welcome.links if info.link == link), None)
 
 
+FENCE_MEMORY_NS = 60_000_000_000
+"""A holder of which nothing was heard for so long binds no longer. Its successors have higher fences all the same, but
+for a lock service that was set up anew and counts from the beginning."""
+
+
+class Fences:
+    """Which Welcomes an agent takes: of one name, none with a lower fence than the highest one that it has heard of."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, tuple[int, int]] = {}
+        """By name: fence, and when its holder was heard last."""
+
+    def admits(self, welcome: Welcome, now_ns: int) -> str:
+        """ "" when it does; else why not."""
+        fence, heard_ns = self._highest.get(welcome.coordinator, (0, 0))
+        if welcome.fence < fence and now_ns - heard_ns < FENCE_MEMORY_NS:
+            return (
+                f"it holds fence {welcome.fence} of {welcome.coordinator!r}, and the holder of {fence} was heard "
+                f"{(now_ns - heard_ns) / 1e9:.1f} s ago: its lock was taken over"
+            )
+        self._highest[welcome.coordinator] = (welcome.fence, now_ns)
+        return ""
+
+    def heard(self, welcome: Welcome, now_ns: int) -> None:
+        """The coordinator of an admitted Welcome said something."""
+        if self._highest.get(welcome.coordinator, (0, 0))[0] == welcome.fence:
+            self._highest[welcome.coordinator] = (welcome.fence, now_ns)
+
+
 class Owners:
     """Sessions by address. One that was lost stays, with what it owned.
 

@@ -35,6 +35,7 @@ from proxyd.runtime.config_fields import (
     Flag,
     ListenText,
     ListenTexts,
+    LockText,
     MetricsText,
     Name,
     OwnedTexts,
@@ -234,6 +235,10 @@ class CoordinatorConfig(Section):
     peer_timeout: DurationText = "30s"
     rtt_control: DurationText = "1ms"
     reflection: Flag = True
+    lock: LockText | None = None
+    """Where coordinators of one name agree on which of them is active; None: there is one coordinator."""
+    lock_ttl: DurationText = "3s"
+    address: AdvertisedText | None = None
     time_zone: TimeZoneText = ""
     """What the links' calendars count in; "": the host's own."""
     jobs: Literal["any", "named"] = "any"
@@ -270,6 +275,16 @@ class CoordinatorConfig(Section):
         return parse_duration(self.peer_timeout)
 
     @property
+    def lock_ttl_ns(self) -> int:
+        """How long the lock outlives its holder."""
+        return parse_duration(self.lock_ttl)
+
+    @property
+    def told_address(self) -> str:
+        """Where the active one says that agents reach it; a standby hands it on, for people to read."""
+        return self.address or self.listen[0]
+
+    @property
     def rtt_control_ns(self) -> int:
         """Round trip from an agent to this coordinator, before one was measured."""
         return parse_duration(self.rtt_control)
@@ -289,6 +304,8 @@ class CoordinatorConfig(Section):
         _ = self.tls
         if self.lease_ns < 2 * self.beat_ns:
             raise ValueError(f"lease = {self.lease!r} must be at least two beats (beat = {self.beat!r})")
+        if self.lock_ttl_ns < 1_000_000_000:
+            raise ValueError(f"lock_ttl = {self.lock_ttl!r} must be at least 1s: locks count in whole seconds")
         return self
 
 

@@ -23,6 +23,7 @@ MAX_PLACES = 1_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,64}->[A-Za-z0-9._*-]{1,64}", re.ASCII)
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _CONGESTION_CONTROL = re.compile(r"[a-z0-9_]{1,15}", re.ASCII)
 
 
@@ -167,6 +168,33 @@ def _advertised(value: str) -> str:
     return value
 
 
+def _lock(value: str) -> str:
+    parse_lock(value)
+    return value
+
+
+def parse_lock(text: str) -> tuple[str, list[str], str]:
+    """(kind, hosts or [namespace], key or ""): ``etcd://HOST:PORT,HOST:PORT[/KEY]``, ``kubernetes://NAMESPACE[/NAME]``.
+
+    Raises ValueError.
+    """
+    kind, found, rest = text.partition("://")
+    where, _, key = rest.partition("/")
+    if not found or kind not in ("etcd", "kubernetes") or not where:
+        raise ValueError(
+            f'{text!r} is no lock: write it like "etcd://10.0.0.1:2379,10.0.0.2:2379" or "kubernetes://NAMESPACE"'
+        )
+    if kind == "etcd":
+        places = where.split(",")
+        for place in places:
+            _connect(place)
+        return kind, places, key
+    for name in (where, key):
+        if name and not _DNS_LABEL.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a Kubernetes object: small letters, digits and '-', at most 63")
+    return kind, [where], key
+
+
 def _time_zone(value: str) -> str:
     try:
         if value:
@@ -213,5 +241,6 @@ ClientLimit = Annotated[int | Literal["auto"], BeforeValidator(_clients)]
 Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]
+LockText = Annotated[StrictStr, AfterValidator(_lock)]
 TimeZoneText = Annotated[StrictStr, AfterValidator(_time_zone)]
 SocketText = Annotated[StrictStr, AfterValidator(_socket)]

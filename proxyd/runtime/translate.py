@@ -431,6 +431,33 @@ def challenge_batch(nonce: bytes) -> pb.CoordinatorBatch:
     return pb.CoordinatorBatch(messages=[pb.CoordinatorMessage(challenge=challenge)])
 
 
+class Standby(NamedTuple):
+    """Instead of a Welcome: another coordinator of this name is the active one."""
+
+    coordinator: str
+    active: str
+    """Where it says that it is reached; "" when there is none."""
+
+
+def standby_batch(coordinator: str, active: str) -> pb.CoordinatorBatch:
+    """What a standby answers to a hello."""
+    standby = pb.Standby(coordinator=coordinator, active=active)
+    return pb.CoordinatorBatch(messages=[pb.CoordinatorMessage(standby=standby)])
+
+
+def read_standby(batch: pb.CoordinatorBatch) -> Standby | None:
+    """The answer of a standby; None: it is none. Raises TranslateError."""
+    if len(batch.messages) != 1 or batch.messages[0].WhichOneof("kind") != "standby":
+        return None
+    standby = batch.messages[0].standby
+    if len(standby.active) > MAX_REASON_BYTES or not standby.active.isprintable():
+        raise TranslateError("Standby.active is no address")
+    try:
+        return Standby(_name_decode(standby.coordinator), standby.active)
+    except BadField as error:
+        raise TranslateError(f"Standby.coordinator {error.verdict}", why=error.why) from error
+
+
 def read_challenge(batch: pb.CoordinatorBatch) -> bytes:
     """The nonce of the coordinator's first batch. Raises TranslateError."""
     if len(batch.messages) != 1 or batch.messages[0].WhichOneof("kind") != "challenge":
