@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(100)
 FIGURES = LinkFigures("100Mbit", "20ms", "0.5bdp", estimate="fixed")
 """Believed: over loopback a live estimate would soon find out that there is no such link."""
 LEASE_S = 2.0
-CLIENTS, SENDS, KILLED = 50, 500, 6
+CAP_BYTES_PER_S = 100_000_000 // 8
+CLIENTS, SENDS, KILLED = 50, 500, 10
 
 
 @contextmanager
@@ -51,6 +52,7 @@ def link_ab(admin: AdminStub) -> admin_pb2.LinkStatus:
     return next(link for link in links if link.link.src_site == "a")
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_cancelled_and_killed_waiters_leave_nothing_behind(start: Callable[..., Net]) -> None:
     net = start(
@@ -119,6 +121,7 @@ def test_cancelled_and_killed_waiters_leave_nothing_behind(start: Callable[..., 
         assert len(samples) > 20
         for sample in samples:
             assert sample.outstanding_bytes <= sample.window_bytes
+            assert sample.granted_rate_bytes_per_s <= CAP_BYTES_PER_S, "live grants sum to more than the link"
         state = link_ab(admin)
         assert state.window_violations == 0
         assert state.waiting_transfers == 0

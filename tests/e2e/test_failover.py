@@ -20,7 +20,7 @@ from tests.e2e.rig import MIB, Net, pattern, until
 from tests.fakes.etcd import Etcd, running_etcd
 
 pytest.importorskip("aetcd", reason="needs the ha extra")
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
 FIGURES = LinkFigures("80Mbit", "10ms", "1bdp", estimate="fixed")
 SLOW = {("a", "b"): FIGURES, ("b", "a"): FIGURES}

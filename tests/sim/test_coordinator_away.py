@@ -16,6 +16,8 @@ from proxyd.sim.scenario import COORDINATOR, JOB, Run, load_scenario
 from proxyd.sim.scenario_file import Scenario
 from proxyd.sim.world import World
 
+pytestmark = pytest.mark.faults
+
 SCENARIO = load_scenario(Path(__file__).parents[1] / "scenarios" / "coordinator_restarts.toml")
 MS, SECOND = 1_000_000, 1_000_000_000
 AWAY_NS = 600 * SECOND
@@ -155,13 +157,14 @@ class Cut:
         if not (self.on and host.name == self.agent):
             self._said(host, address, session, message)
 
-    def noticed(self) -> None:
-        """Seven seconds later pings have found out, on both sides."""
+    def noticed(self, *, tell: bool = True) -> None:
+        """Seven seconds later pings have found out, on both sides; ``tell``: also the agent, which runs."""
         world, host = self.world, self.world.hosts[self.agent]
         key = (host.name, host.incarnation, COORDINATOR)
         session = world._sessions.pop(key)
         world.coordinators[COORDINATOR].lost(session, "ping timeout")
-        host.emit(CoordinatorLost(COORDINATOR, "ping timeout"))
+        if tell:
+            host.emit(CoordinatorLost(COORDINATOR, "ping timeout"))
 
     def heal(self) -> None:
         """It dials again."""
@@ -230,3 +233,30 @@ def test_a_dead_agent_that_nobody_sees_holds_its_part_back_for_one_lease() -> No
 
 def _reserved(machine: CoordinatorMachine, now_ns: int) -> int:
     return sum(lane.reserve_bytes_per_s for link in machine.links_status(now_ns) for lane in link.lanes)
+
+
+def test_an_agent_that_stands_still_for_thirty_seconds_catches_nothing_up() -> None:
+    """SIGSTOP: its session is lost after seven, its slots and its rate go to the others, and it comes back."""
+    run = Run(hundred(1 * SECOND, 8 * MIB), 0)
+    world, watch = run.world, Watch(run)
+    stopped_ns, resumed_ns = 3 * SECOND, 33 * SECOND
+    host = world.hosts[AgentName("hami", "host3")]
+    cut = Cut(world, host.name)
+    world.clock.at(stopped_ns, lambda: host.pause(resumed_ns - stopped_ns))
+    world.clock.at(stopped_ns + 7 * SECOND, lambda: cut.noticed(tell=False))
+    world.clock.at(resumed_ns + 1, lambda: host.emit(CoordinatorLost(COORDINATOR, "broken pipe")))
+    world.clock.at(resumed_ns + 1, cut.heal)
+    world.clock.run(resumed_ns)
+    result = run.result()
+    assert (result.delivered, result.failed) == (4 * EACH, 0)
+    # 0.98 of the link in each second, but for the slots that the stopped one took with it, and its fallback rate while
+    # it is not known whether it sends by itself. Its peers see its connections for as long as it stands still.
+    for second in range(1, 60):
+        from_ns = 2 * SECOND + second * SECOND
+        rate = watch.most_in(SECOND, from_ns, from_ns + SECOND)
+        if from_ns < stopped_ns or from_ns > resumed_ns + 2 * SECOND:
+            assert rate == pytest.approx(0.985, rel=0.1), f"in second {from_ns / 1e9:.0f}"
+        elif from_ns > stopped_ns + 2 * SECOND:
+            assert rate >= 0.95 * 0.78, f"in second {from_ns / 1e9:.0f}"
+    assert watch.most_in(100 * MS, stopped_ns, resumed_ns + 10 * SECOND) <= 1.03
+    assert watch.dropped(stopped_ns, resumed_ns + 10 * SECOND) == 0
