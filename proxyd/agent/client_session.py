@@ -514,6 +514,13 @@ class ClientSession:
         self._sock.close()
         self._left()
         self._hub.closed(self)
+        # What refers back to the session would keep it, with all that was read, until the garbage collector runs.
+        self._left = _nothing
+        self._decoder = wire.Decoder(allow_payload=False)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _prefault(arenas: tuple[Arena, Arena], nbytes: int) -> None:

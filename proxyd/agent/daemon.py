@@ -185,6 +185,8 @@ class Agent:
             for sock in (local, gateway)
             if sock is not None
         ]
+        for door in self._doors():
+            door.neighbours = self._doors()
         if self._metrics is not None:
             await self._metrics.start()
         self._housekeeping = asyncio.create_task(self._keep_house())

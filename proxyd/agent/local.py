@@ -20,7 +20,7 @@ SO_PEERPIDFD = 77
 SOCKET_MODE = 0o660
 MIN_CLIENTS = 4
 DESCRIPTORS_PER_CLIENT = 8
-_BACKLOG = 512
+_BACKLOG = 4096
 _UCRED = struct.Struct("=iII")
 
 _log = logging.getLogger(__name__)

@@ -114,8 +114,9 @@ class Outbox:
                 item.data = item.data[taken:]
 
     def _fail(self, reason: str) -> None:
+        failed = self._failed
         self.close()
-        self._failed(reason)
+        failed(reason)
 
     def close(self) -> None:
         """Try once more to get rid of what is queued, then drop it. The socket stays open."""
@@ -133,3 +134,8 @@ class Outbox:
             if item.fd >= 0:
                 os.close(item.fd)
         self._items.clear()
+        self._failed = _nothing  # its owner's: nothing may keep that alive any more
+
+
+def _nothing(reason: str) -> None:
+    pass

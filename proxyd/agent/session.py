@@ -18,7 +18,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc.aio
@@ -27,7 +27,12 @@ from proxyd.core.events import AgentEvent, CoordinatorConnected, CoordinatorLost
 from proxyd.core.messages import AgentHello, AgentMessage, CoordinatorMessage, Welcome
 from proxyd.core.owners import Fences
 from proxyd.runtime import translate
-from proxyd.runtime.grpc_options import RECONNECT_INITIAL_NS, RECONNECT_MAX_NS, channel_options
+from proxyd.runtime.grpc_options import (
+    MAX_REQUEST_BYTES,
+    RECONNECT_INITIAL_NS,
+    RECONNECT_MAX_NS,
+    channel_options,
+)
 from proxyd.runtime.tls import COORDINATOR_NAME, TlsIdentity, TlsKeeper
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationStub
@@ -304,11 +309,23 @@ class _Session:
             while True:
                 while self._pending:
                     messages, self._pending = self._pending, []
-                    await call.write(translate.agent_batch(messages))
+                    for batch in _batches(messages):
+                        await call.write(batch)
                 self._flushed.set()
                 # Not an Event: its bookkeeping for each message costs as much as a small write.
                 self._idle = loop.create_future()
                 await self._idle
+
+
+def _batches(messages: Sequence[AgentMessage]) -> Iterator[pb.AgentBatch]:
+    """One batch, or as many as a coordinator takes them."""
+    batch = translate.agent_batch(messages)
+    if len(messages) == 1 or batch.ByteSize() <= MAX_REQUEST_BYTES:
+        yield batch
+        return
+    half = len(messages) // 2
+    yield from _batches(messages[:half])
+    yield from _batches(messages[half:])
 
 
 async def _read(call: _Call) -> pb.CoordinatorBatch:

@@ -33,6 +33,10 @@ class Scrape:
         """Every sample name."""
         return {name for name, _, _ in self._samples}
 
+    def series(self) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        """Every series: its name and labels."""
+        return {(name, frozenset(labels.items())) for name, labels, _ in self._samples}
+
 
 def scrape(url: str) -> Scrape:
     """Fetch and parse. Raises OSError when nobody answers."""

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from proxyd.coordinator.guard import Guard, reference
 from proxyd.core.effects import CoordinatorEffect, ToAgent
@@ -30,7 +31,7 @@ from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage, 
 from proxyd.core.messages import CoordinatorMessage, Welcome
 from proxyd.runtime import translate
 from proxyd.runtime.limits import STRANGERS, WaitingRoom, fair_address
-from proxyd.runtime.logs import fields
+from proxyd.runtime.logs import Throttle, fields
 from proxyd.v1 import coordination_pb2 as pb
 from proxyd.v1.coordination_pb2_grpc import CoordinationServicer
 from proxyd.wire.auth import NONCE_BYTES, macs_are_equal, token_mac
@@ -114,6 +115,7 @@ class SessionServicer(CoordinationServicer):
         self.strangers = WaitingRoom(places)
         self.refused: Counter[str] = Counter()
         """Sessions that were refused or cut off, by reason: one of :data:`REFUSALS`."""
+        self._throttle = Throttle(log)
         self._stopping = False
 
     @property
@@ -167,11 +169,14 @@ class SessionServicer(CoordinationServicer):
             await self._serve(context)
         except _Refuse as refusal:
             level = logging.WARNING if refusal.code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
-            log.log(level, "session of %s ends: %s", context.peer(), refusal.text)
+            self._throttle.emit(level, refusal.code.name, f"session of {context.peer()} ends: {refusal.text}")
             await context.abort(refusal.code, refusal.text)
         except translate.TranslateError as error:
-            log.warning("session of %s broke the protocol: %s", context.peer(), error)
+            self._throttle.warning("protocol", f"session of {context.peer()} broke the protocol: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DecodeError:
+            self._throttle.warning("protocol", f"session of {context.peer()} broke the protocol: no AgentBatch")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what came is no AgentBatch")
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 # whatever it is, the other side gets none of it
@@ -198,7 +203,7 @@ class SessionServicer(CoordinationServicer):
             if pushed_out:
                 raise _Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, pushed_out) from None
             raise _Refuse(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
-        except (_Refuse, translate.TranslateError):
+        except (_Refuse, translate.TranslateError, DecodeError):
             self.refused["hello"] += 1
             raise
         finally:
@@ -218,6 +223,9 @@ class SessionServicer(CoordinationServicer):
             raise
         except translate.TranslateError as error:
             reason = str(error)
+            raise
+        except DecodeError:
+            reason = "what came is no AgentBatch"
             raise
         finally:
             del self._sessions[session.number]

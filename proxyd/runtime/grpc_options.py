@@ -7,6 +7,14 @@ import os
 MAX_MESSAGE_BYTES = 64 << 20
 """gRPC refuses more than 4 MiB by default; the directory of a large job is more than that."""
 
+MAX_REQUEST_BYTES = 1 << 20
+"""What a coordinator takes in one message, from strangers too: gRPC collects a message before it hands it over, so this
+is what each of them may cost. Agents send what is more in several (a report on 1,000 links has 150 KB)."""
+MAX_STREAMS_PER_CONNECTION = 32
+"""An agent needs one, a person's command another."""
+STRANGER_NS = 10_000_000_000
+"""A connection without a preface, or without a stream, lives no longer. Agents always have a stream."""
+
 KEEPALIVE_NS = 5_000_000_000
 KEEPALIVE_TIMEOUT_NS = 2_000_000_000
 """A cut link stays unnoticed for minutes without pings; with these it is noticed within 7 s."""
@@ -22,7 +30,6 @@ has to be faster than the sessions, or the two waits would add up."""
 Options = list[tuple[str, int]]
 
 _BOTH: Options = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_NS // 1_000_000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_NS // 1_000_000),
@@ -47,6 +54,7 @@ def channel_options() -> Options:
     """For whoever dials a coordinator."""
     return [
         *_BOTH,
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_INITIAL_NS // 1_000_000),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_NS // 1_000_000),
         ("grpc.max_reconnect_backoff_ms", REDIAL_MAX_NS // 1_000_000),
@@ -61,6 +69,10 @@ def server_options() -> Options:
     """For the coordinator's server."""
     return [
         *_BOTH,
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", STRANGER_NS // 1_000_000),
+        ("grpc.max_connection_idle_ms", STRANGER_NS // 1_000_000),
         # Two servers on one port would bind silently and each get half of the agents.
         ("grpc.so_reuseport", 0),
         # The server would end a connection whose pings come more often than every five minutes ("too many pings").

@@ -23,7 +23,7 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from proxyd.runtime.logs import Throttle
 
@@ -72,6 +72,10 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
+def _nothing(reason: str) -> None:
+    pass
+
+
 class Visitor:
     """One who waits, until it is known or gone: then ``leave``. Leaving twice is harmless."""
 
@@ -81,11 +85,12 @@ class Visitor:
         self._room = room
         self.address = address
         self.number = number
-        self.dismiss: Dismiss = lambda reason: None
+        self.dismiss: Dismiss = _nothing
 
     def leave(self) -> None:
         """It needs its place no longer."""
         self._room._left(self)
+        self.dismiss = _nothing  # it refers to the connection, which refers to this
 
 
 class WaitingRoom:
@@ -121,8 +126,9 @@ class WaitingRoom:
         visitor = self.most_tiresome()
         if visitor is None:
             return False
+        dismiss = visitor.dismiss
         visitor.leave()
-        visitor.dismiss(reason)
+        dismiss(reason)
         return True
 
     def most_tiresome(self) -> Visitor | None:
@@ -178,6 +184,8 @@ class Door:
         self._throttle = Throttle(log)
         self._descriptors = Descriptors.here() if descriptors is None else descriptors
         self.room = WaitingRoom(places)
+        self.neighbours: Sequence[Door] = (self,)
+        """All doors of this process, for what runs out for all of them: descriptors."""
         self._refused: Counter[str] = Counter()
         self._closed = False
         self._pause: asyncio.TimerHandle | None = None
@@ -195,7 +203,9 @@ class Door:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._throttle.error(
+                for _ in range(self._descriptors.reserved):
+                    self._push_out_any()
+                self._throttle.warning(
                     "accept",
                     f"cannot accept connections ({self.name}): {error.strerror or error}; those that stand go on",
                     open_files_limit=self._descriptors.limit,
@@ -204,14 +214,20 @@ class Door:
                 self._pause = self._loop.call_later(PAUSE_S, self._resume)
                 return
             sock.setblocking(False)
+            if self._descriptors.scarce(sock.fileno()):
+                self.refuse("descriptors", f"closed a stranger: few of {self._descriptors.limit} descriptors are left")
+                if self._push_out_any():
+                    self._let_in(sock, address)
+                else:
+                    sock.close()
+                return  # whoever was pushed out closes its descriptors in this turn of the loop
             self._let_in(sock, address)
 
+    def _push_out_any(self) -> bool:
+        """Make a stranger leave, at the door that has most of them; False when there is none."""
+        return max((door.room for door in self.neighbours), key=len).push_out("the descriptors are needed for others")
+
     def _let_in(self, sock: socket.socket, address: object) -> None:
-        if self._descriptors.scarce(sock.fileno()):
-            self.refuse("descriptors", f"closed a connection: few of {self._descriptors.limit} descriptors are left")
-            if not self.room.push_out("the descriptors are needed for others"):
-                sock.close()
-                return
         if self.room.is_full:
             self.refuse("crowded", f"closed a connection that had said nothing: {self.room.places} wait to be known")
         try:

@@ -32,6 +32,9 @@ Labels = Mapping[str, str]
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 32
+BACKLOG = 4096
+"""The kernel takes so many connections for us before we accept them (or net.core.somaxconn, if that is less). Beyond it
+SYNs are dropped and come again after a second: with 32, a few hundred strangers kept agents out for that long."""
 MAX_LABEL_SETS = 1024
 """More series than this in one family means that somebody invents names; the rest is left out, and counted."""
 
@@ -132,7 +135,7 @@ def listen_tcp(address: Address, what: str) -> socket.socket:
             inherited.setblocking(False)
             return inherited
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+        listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ListenError(
             f"cannot listen on {address} for {what}",

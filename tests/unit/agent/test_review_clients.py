@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
 
-from proxyd.agent import outbox
+from proxyd.agent import client_session, outbox
 from proxyd.agent.client_session import ClientSession, Credentials
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.handshake import Identity
@@ -175,5 +177,36 @@ def test_no_descriptors_left_means_no_memory(local: bool, monkeypatch: pytest.Mo
         assert rig.hub.budget.used_bytes == used
         rig.hub.allocate(effect)
         assert len(rig.of(BlockAllocated)) == 1
+
+    play(body)
+
+
+@pytest.mark.parametrize("way", ["garbage", "silence", "pushed out", "hello and end"])
+def test_a_connection_that_ended_is_freed_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when the garbage collector runs: each may hold 256 KiB that it has said."""
+
+    if way == "silence":
+        monkeypatch.setattr(client_session, "HELLO_S", 0)
+
+    async def body(rig: Rig) -> None:
+        trainer = Trainer(rig.hub)
+        session = weakref.ref(trainer.session)
+        gc.collect()
+        gc.disable()
+        try:
+            if way == "garbage":
+                trainer.sock.send(bytes(10_000))
+            elif way == "pushed out":
+                trainer.session.turn_away("others came")
+            elif way == "hello and end":
+                await trainer.hello(0, 77)
+                trainer.sock.send(wire.encode(wire.Bye(ErrorCode.CLOSED, "")))
+            await trainer.listen()
+            assert not trainer.session.is_open
+            del trainer.session
+            await asyncio.sleep(0)
+            assert session() is None, gc.get_referrers(session())
+        finally:
+            gc.enable()
 
     play(body)
