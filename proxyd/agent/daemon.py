@@ -29,7 +29,7 @@ from proxyd.core.events import AgentEvent, Stopping, TimePassed
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello
 from proxyd.runtime import config as conf
-from proxyd.runtime.addresses import Address
+from proxyd.runtime.addresses import Address, interface_address
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import Descriptors, Door
@@ -317,8 +317,22 @@ class Agent:
 def advertised_address(section: conf.AgentConfig, bound: Address) -> Address:
     """What peers are told to dial: as configured, else where we listen, else the address that faces the coordinator.
 
-    Raises ConfigError when that would be an address that no other host can reach.
+    Raises ConfigError when that would be an address that no other host can reach, though others are there.
     """
+    found = _dialled(section, bound)
+    elsewhere = [address for address in section.coordinator_addresses if not address.is_loopback]
+    if found.is_link_local or (found.is_loopback and elsewhere):
+        raise ConfigError(
+            f"peers of this agent would be told to dial {found}, which no other host can reach",
+            why=f"its coordinator is on another host ({elsewhere[0]})" if elsewhere else "it is a link-local address",
+            next_step="Let data_listen be an address that faces the peers, or give data_address or data_interface",
+        )
+    return found
+
+
+def _dialled(section: conf.AgentConfig, bound: Address) -> Address:
+    if section.data_interface is not None:
+        return interface_address(section.data_interface, ipv6=":" in bound.host).with_port(bound.port)
     configured = section.advertised_address
     if configured is not None:
         return configured if configured.port else configured.with_port(bound.port)
@@ -331,7 +345,7 @@ def advertised_address(section: conf.AgentConfig, bound: Address) -> Address:
             return found.with_port(bound.port)
     raise ConfigError(
         f"[agent] data_listen = {section.data_listen!r} is every interface, and none of them faces a coordinator",
-        next_step='Say what peers shall dial: data_address = "HOST:PORT"',
+        next_step='Say what peers shall dial: data_address = "HOST:PORT", or data_interface = "eth0"',
     )
 
 

@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -69,7 +69,7 @@ class Guard:
 
     def saw_call(self, context: _Context) -> None:
         """A call came, so this connection's handshake was good."""
-        if self.tls is None or not context.auth_context():
+        if self.tls is None or not _is_tls(context.auth_context()):
             return
         peer = context.peer()
         if peer not in self._peers:
@@ -81,7 +81,7 @@ class Guard:
     def problem(self, context: _Context, agent: AgentName) -> str:
         """Why whoever calls can't be that agent, by its certificate; "" when it can, or where there is no TLS."""
         shown = context.auth_context()
-        if self.tls is None or not shown:
+        if self.tls is None or not _is_tls(shown):
             return ""  # the Unix socket, which its file mode guards
         uris = [value.decode("utf-8", "replace") for value in shown.get("peer_uri", ())]
         if names_agent(uris, agent.site, agent.name):
@@ -106,6 +106,10 @@ class Guard:
                     lost - self._lost,
                 )
                 self._lost = lost
+
+
+def _is_tls(shown: Mapping[str, Any]) -> bool:
+    return b"ssl" in shown.get("transport_security_type", ())
 
 
 def _configuration(identity: TlsIdentity) -> grpc.ServerCertificateConfiguration:

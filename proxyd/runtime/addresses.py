@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import ipaddress
 import os
 import re
+import socket
+import struct
+from pathlib import Path
 
 from proxyd.core.errors import ConfigError
 
 MAX_UNIX_PATH_BYTES = 107
 """``sun_path`` holds 108 bytes with the closing NUL; a longer path is cut or refused by the kernel."""
+
+_SIOCGIFADDR = 0x8915
+_IF_INET6 = Path("/proc/net/if_inet6")
 
 _HOSTNAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?", re.ASCII)
 
@@ -125,3 +132,46 @@ def check_unix_path(path: str) -> str:
             next_step=f"Choose one at least {length - MAX_UNIX_PATH_BYTES} bytes shorter, like /run/proxyd/agent.sock",
         )
     return path
+
+
+def interface_address(name: str, *, ipv6: bool = False) -> Address:
+    """The address of this host's network interface of exactly that name (``eth0`` is not ``eth0.100``), without a port.
+
+    :param ipv6: its global IPv6 address, not the IPv4 one.
+    :raises ConfigError: there is no such interface (the message lists the real ones), or it has no such address.
+    """
+    names = [present for _, present in socket.if_nameindex()]
+    if name not in names:
+        raise ConfigError(
+            f"this host has no network interface {name!r}",
+            next_step=f"It has {', '.join(sorted(names))}; names are exact",
+        )
+    host = _ipv6_of(name) if ipv6 else _ipv4_of(name)
+    if not host:
+        kind = "global IPv6" if ipv6 else "IPv4"
+        raise ConfigError(
+            f"the network interface {name!r} has no {kind} address",
+            next_step='Say what peers shall dial: data_address = "HOST:PORT"',
+        )
+    return Address(host=host)
+
+
+def _ipv4_of(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("=16s24x", name.encode()))
+        except OSError:
+            return ""
+    return socket.inet_ntop(socket.AF_INET, answer[20:24])  # struct ifreq: name, then a sockaddr_in
+
+
+def _ipv6_of(name: str) -> str:
+    """Lines there: address, index, prefix length, scope (00: global), flags, name."""
+    try:
+        lines = _IF_INET6.read_text().splitlines()
+    except OSError:
+        return ""  # no IPv6 on this host
+    for address, _, _, scope, _, owner in (line.split() for line in lines):
+        if owner == name and scope == "00":
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+    return ""

@@ -33,6 +33,7 @@ from proxyd.runtime.config_fields import (
     DurationOrZeroText,
     DurationText,
     Flag,
+    InterfaceText,
     ListenText,
     ListenTexts,
     LockText,
@@ -103,6 +104,8 @@ class AgentConfig(Section):
     socket: SocketText = "/run/proxyd/agent.sock"
     data_listen: ListenText = "127.0.0.1:7601"
     data_address: AdvertisedText | None = None
+    data_interface: InterfaceText | None = None
+    """Whose address peers are told, instead."""
     gateway_listen: ListenText | None = None
     coordinators: ConnectTexts = ("127.0.0.1:7600",)
     metrics: MetricsText = "127.0.0.1:9601"
@@ -214,6 +217,8 @@ class AgentConfig(Section):
                 f"memory = {self.memory!r} cannot hold the send and the receive arena of one client"
                 f" (2 x arena = {self.arena!r}); raise memory or lower arena"
             )
+        if self.data_address is not None and self.data_interface is not None:
+            raise ValueError("data_address and data_interface both say what peers dial; keep one")
         if len(set(self.coordinators)) != len(self.coordinators):
             raise ValueError("coordinators names one address twice")
         return self

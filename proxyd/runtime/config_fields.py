@@ -24,6 +24,7 @@ MAX_PLACES = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,64}->[A-Za-z0-9._*-]{1,64}", re.ASCII)
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_INTERFACE = re.compile(r"[^\s/]{1,15}")
 _CONGESTION_CONTROL = re.compile(r"[a-z0-9_]{1,15}", re.ASCII)
 
 
@@ -195,6 +196,12 @@ def parse_lock(text: str) -> tuple[str, list[str], str]:
     return kind, [where], key
 
 
+def _interface(value: str) -> str:
+    if not _INTERFACE.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a network interface, like eth0")
+    return value
+
+
 def _time_zone(value: str) -> str:
     try:
         if value:
@@ -242,5 +249,6 @@ Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]
 LockText = Annotated[StrictStr, AfterValidator(_lock)]
+InterfaceText = Annotated[StrictStr, AfterValidator(_interface)]
 TimeZoneText = Annotated[StrictStr, AfterValidator(_time_zone)]
 SocketText = Annotated[StrictStr, AfterValidator(_socket)]

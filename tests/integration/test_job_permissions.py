@@ -49,9 +49,16 @@ def test_a_job_gets_its_links_and_classes_and_no_others(cluster: Cluster, nbytes
     agents = [cluster.agent("a"), cluster.agent("b")]
     assert [scrape(agent.metrics).total("proxyd_denied_total") for agent in agents] == [2, 1]
     assert "job other is not named" in agents[0].last_words()
-    # Away: what was said last holds.
-    cluster.kill(cluster.coordinator, signal.SIGKILL)
-    assert "job other is not named" in refusal(cluster, "other", 0, nbytes)
+
+
+def test_what_was_said_last_holds_while_the_coordinator_is_away(cluster: Cluster) -> None:
+    with endpoints((cluster.agent("a"), 0), (cluster.agent("b"), 1), job="other") as (one, _other):
+        for _ in range(2):
+            handle = one.isend(np.zeros(100, np.uint8), dst=1)
+            with pytest.raises(proxyd_client.ProxydError, match="job other is not named"):
+                handle.wait(timeout_s=10)
+            if cluster.coordinator.process.poll() is None:
+                cluster.kill(cluster.coordinator, signal.SIGKILL)
 
 
 def test_a_reload_changes_it_at_once(cluster: Cluster) -> None:
