@@ -31,6 +31,11 @@ LINK = {"capacity": "100Gbit", "rtt": "200us", "buffer": "1bdp", "mtu": 9000, "e
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="TLS between the agents, and beside it one plain TLS socket (needs cryptography)",
+    )
     parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; each way runs once per round (default: 5)")
     parser.add_argument("--messages", type=int, default=16, help="messages of 64 MiB per way and round (default: 16)")
@@ -44,7 +49,7 @@ class Pair:
         self.kind = kind
         self._receiver = self._spawn("recv", receiver)
         sender = dict(sender)
-        if kind == "tcp":
+        if kind in ("tcp", "tls"):
             sender["port"] = self._answer(self._receiver)["port"]
         self._sender = self._spawn("send", sender)
         for process in (self._receiver, self._sender):
@@ -97,27 +102,46 @@ def run(args: argparse.Namespace) -> int:
     from proxyd.cli.cluster import Cluster, LinkFigures
 
     figures = LinkFigures(**LINK)  # type: ignore[arg-type] # the values are what its fields take
-    pairs: list[Pair] = []
     links = {("a", "b"): figures, ("b", "a"): figures}
-    with tempfile.TemporaryDirectory() as scratch, Cluster({"a": 1, "b": 1}, links=links) as cluster:
-        try:
-            sockets = [{"socket": cluster.agent(site).socket} for site in ("a", "b")]
-            pairs.append(Pair("relay", *sockets))
-            pairs.append(Pair("tcp", {}, {}))
-            if importlib.util.find_spec("torch") is not None:
-                store = {"store": str(Path(scratch) / "store")}
-                pairs.append(Pair("gloo", store, store))
-            else:
-                print("gloo is left out: torch is not installed (pip install 'proxyd[torch]')", file=sys.stderr)
-            result = _measure(args, cluster, pairs)
-        finally:
-            for pair in pairs:
-                pair.close()
+    with tempfile.TemporaryDirectory() as scratch:
+        files = _certificates(Path(scratch)) if args.tls else {}
+        each = {(site, 0): settings for site, settings in files.items()}
+        with Cluster({"a": 1, "b": 1}, links=links, each_agent=each) as cluster:
+            result = _compare(args, cluster, Path(scratch), files)
     _print(result)
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         print(f"written to {args.out}", file=sys.stderr)
     return EXIT_OK
+
+
+def _certificates(scratch: Path) -> dict[str, dict[str, str]]:
+    from proxyd.cli.certificates import Authority, settings
+
+    authority = Authority(scratch / "ca.pem")
+    return {site: settings(authority.agent(scratch / site, site)) for site in ("a", "b")}
+
+
+def _compare(
+    args: argparse.Namespace, cluster: Cluster, scratch: Path, files: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    pairs: list[Pair] = []
+    try:
+        sockets = [{"socket": cluster.agent(site).socket} for site in ("a", "b")]
+        pairs.append(Pair("relay", *sockets))
+        pairs.append(Pair("tcp", {}, {}))
+        if files:
+            ends = [{key.removeprefix("tls_"): path for key, path in files[site].items()} for site in ("a", "b")]
+            pairs.append(Pair("tls", *ends))
+        if importlib.util.find_spec("torch") is not None:
+            store = {"store": str(scratch / "store")}
+            pairs.append(Pair("gloo", store, store))
+        else:
+            print("gloo is left out: torch is not installed (pip install 'proxyd[torch]')", file=sys.stderr)
+        return _measure(args, cluster, pairs)
+    finally:
+        for pair in pairs:
+            pair.close()
 
 
 def _measure(args: argparse.Namespace, cluster: Cluster, pairs: list[Pair]) -> dict[str, Any]:
@@ -148,10 +172,12 @@ def _measure(args: argparse.Namespace, cluster: Cluster, pairs: list[Pair]) -> d
     return {
         "relay_gb_per_s": middle(speeds["relay"]),
         "direct_tcp_gb_per_s": middle(speeds["tcp"]),
+        "direct_tls_gb_per_s": middle(speeds.get("tls")),
         "gloo_gb_per_s": middle(speeds.get("gloo")),
         "ratio_to_direct": round(relay / direct, 3),
         "relay_cpu_s_per_gb": middle(costs["relay"]),
         "direct_tcp_cpu_s_per_gb": middle(costs["tcp"]),
+        "direct_tls_cpu_s_per_gb": middle(costs.get("tls")),
         "gloo_cpu_s_per_gb": middle(costs.get("gloo")),
         "latency_1kib_us": {
             "p50": round(latencies_ns[len(latencies_ns) // 2] / 1e3, 1),
@@ -182,7 +208,12 @@ def _prove(cluster: Cluster, relay: Pair, nbytes: int) -> None:
 
 
 def _print(result: Mapping[str, Any]) -> None:
-    names = {"relay": "client - agent - agent - client", "direct_tcp": "plain TCP, Python", "gloo": "gloo"}
+    names = {
+        "relay": "client - agent - agent - client" + (", TLS" if result["direct_tls_gb_per_s"] else ""),
+        "direct_tcp": "plain TCP, Python",
+        "direct_tls": "plain TLS, Python",
+        "gloo": "gloo",
+    }
     for kind, name in names.items():
         speed, cost = result[f"{kind}_gb_per_s"], result[f"{kind}_cpu_s_per_gb"]
         if speed is not None:

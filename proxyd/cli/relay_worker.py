@@ -1,6 +1,6 @@
-"""One end of ``bench relay``: a process that sends or receives messages through agents, plain TCP or gloo.
+"""One end of ``bench relay``: a process that sends or receives messages through agents, plain TCP (or TLS) or gloo.
 
-    python -m proxyd.cli.relay_worker KIND ROLE ARGS        KIND: relay | tcp | gloo; ROLE: send | recv; ARGS: JSON
+    python -m proxyd.cli.relay_worker KIND ROLE ARGS    KIND: relay | tcp | tls | gloo; ROLE: send | recv; ARGS: JSON
 
 Commands come as JSON lines on stdin, answers leave as JSON lines on stdout; times are CLOCK_MONOTONIC, which all
 processes of one machine share::
@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -84,6 +85,8 @@ class Tcp:
 
     spare: list[Bytes] = []
 
+    _sock: socket.socket
+
     def __init__(self, args: dict[str, Any], sends: bool) -> None:
         if sends:
             self._sock = socket.create_connection(("127.0.0.1", args["port"]))
@@ -111,6 +114,20 @@ class Tcp:
 
     def drain(self) -> None:
         pass
+
+
+class Tls(Tcp):
+    """One plain blocking connection under TLS 1.3, both sides with certificates."""
+
+    def __init__(self, args: dict[str, Any], sends: bool) -> None:
+        super().__init__(args, sends)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if sends else ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(args["certificate"], args["key"])
+        context.load_verify_locations(args["ca"])
+        self._sock = context.wrap_socket(self._sock, server_side=not sends)
 
 
 class Gloo:
@@ -141,7 +158,7 @@ class Gloo:
         pass
 
 
-KINDS: dict[str, type[Relay] | type[Tcp] | type[Gloo]] = {"relay": Relay, "tcp": Tcp, "gloo": Gloo}
+KINDS: dict[str, type[Relay] | type[Tcp] | type[Gloo]] = {"relay": Relay, "tcp": Tcp, "tls": Tls, "gloo": Gloo}
 
 
 def say(**event: Any) -> None:
