@@ -68,7 +68,8 @@ def _remote_error(address: str, call: grpc.Call) -> RemoteError:
         return RemoteError(
             f"no coordinator answers at {address}",
             why=details,
-            next_step="Is it running, and is this its address? Give another one with --coordinator",
+            next_step="Is it running, and is this its address? Give another one with --coordinator; one that speaks TLS"
+            " answers at its unix: address",
         )
     return RemoteError(f"the coordinator at {address} refused", why=details)
 
@@ -146,6 +147,8 @@ def print_status(status: admin_pb2.StatusResponse) -> None:
         f"coordinator {status.coordinator} {status.version}, epoch {status.epoch}, "
         f"up {format_duration(status.uptime_ns)}, owns {', '.join(status.owns)}"
     )
+    if status.certificate:
+        console.print(f"TLS certificate {status.certificate}")
     links = Table(
         "link", "rate", "from", "granted", "rtt", "queue", "window", "outstanding", "waiting", "sender", box=None
     )

@@ -23,6 +23,7 @@ from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.story import Stories
 from proxyd.core.coordinator import CoordinatorMachine
 from proxyd.runtime import translate_admin
+from proxyd.runtime.tls import TlsKeeper
 from proxyd.runtime.translate import TranslateError
 from proxyd.v1 import admin_pb2
 from proxyd.v1.admin_pb2_grpc import AdminServicer
@@ -36,6 +37,8 @@ class AdminService(AdminServicer):
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns, why_standby: Callable[[], str] = str) -> None:
         self.policy: PolicyKeeper | None = None
         """Set by the daemon; without one there is no file to read."""
+        self.tls: TlsKeeper | None = None
+        """Set by the daemon where there is TLS."""
         self._machine: CoordinatorMachine | None = None
         self._stories: Stories | None = None
         self._why_standby = why_standby
@@ -59,7 +62,9 @@ class AdminService(AdminServicer):
         """Everything at a glance."""
         machine, _ = await self._active(context)
         now_ns = self._clock()
-        return translate_admin.status_response(machine.status(now_ns), __version__, now_ns - self._started_ns)
+        response = translate_admin.status_response(machine.status(now_ns), __version__, now_ns - self._started_ns)
+        response.certificate = "" if self.tls is None else self.tls.state
+        return response
 
     async def Links(self, request: admin_pb2.LinksRequest, context: _Context) -> admin_pb2.LinksResponse:
         """The links alone."""

@@ -118,6 +118,7 @@ class Coordinator:
         self.servicer = SessionServicer(token, None, self.guard, places=strangers) if servicer is None else servicer
         self.servicer.activate(self._on_event, self._may_act)
         self.admin = AdminService() if admin is None else admin
+        self.admin.tls = self.guard.tls
         self.admin.activate(self.machine, self.stories)
         self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
             self.machine,

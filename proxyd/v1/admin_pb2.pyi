@@ -47,11 +47,14 @@ class StatusResponse(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     PROTOCOL_ERRORS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     coordinator: _builtins.str
     version: _builtins.str
     epoch: _builtins.int
     uptime_ns: _builtins.int
     protocol_errors: _builtins.int
+    certificate: _builtins.str
+    """How long this coordinator's certificate is good, in words; empty: no TLS."""
     @_builtins.property
     def owns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -72,10 +75,11 @@ class StatusResponse(_message.Message):
         endpoints: _abc.Iterable[Global___EndpointStatus] | None = ...,
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         protocol_errors: _builtins.int = ...,
+        certificate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "coordinator", b"coordinator", "endpoints", b"endpoints", "epoch", b"epoch", "links", b"links", "owns", b"owns", "protocol_errors", b"protocol_errors", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "certificate", b"certificate", "coordinator", b"coordinator", "endpoints", b"endpoints", "epoch", b"epoch", "links", b"links", "owns", b"owns", "protocol_errors", b"protocol_errors", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ import pytest
 import proxyd_client
 from proxyd.cli.certificates import Authority, settings
 from proxyd.cli.cluster import Cluster
+from proxyd.cli.main import main
 from proxyd.cli.scrape import scrape
 from proxyd.runtime.tls import TlsPaths
 from tests.integration.relay_rig import content, endpoints, exchange, until
@@ -80,6 +81,16 @@ def test_messages_cross_two_sites_encrypted_and_granted(cluster: Cluster) -> Non
     assert metrics.total("proxyd_fallback_bytes_total") == 0
     assert metrics.total("proxyd_corrupt_chunks_total") == 0
     assert 29 * 86_400 < metrics.total("proxyd_tls_certificate_expires_in_seconds") <= 30 * 86_400
+
+
+def test_status_says_how_long_the_certificate_is_good(
+    rig: Rig, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"unix:{rig.directory}/admin.sock"
+    assert main(["status", "--coordinator", address]) == 0
+    assert "TLS certificate valid until 2" in capsys.readouterr().out
+    assert main(["status", "--coordinator", cluster.coordinator.address]) == 1
+    assert "unix: address" in capsys.readouterr().err
 
 
 def test_no_byte_is_outstanding_once_all_is_acknowledged(cluster: Cluster) -> None:
