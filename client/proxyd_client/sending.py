@@ -41,6 +41,8 @@ from proxyd_client.errors import ConfigError, ProxydError, TransferTimeout, clas
 _TCP_PIECE_BYTES = 1 << 20
 _TCP_BACKLOG_BYTES = 2 << 20
 _FIRST_ARENA_WAIT_NS = 100_000_000
+MOST_OF_ROOM = 0.75
+"""What unacknowledged messages to one rank may hold of the room for sending, so that others can be sent to."""
 _ASK_AGAIN_NS = 250_000_000
 
 
@@ -156,6 +158,8 @@ class Sender:
     def __init__(self, core: SessionCore) -> None:
         self.core = core
         self.pending: dict[int, Send] = {}
+        self._held_bytes: dict[int, int] = {}
+        """By destination: payload of posted messages that lie in our arenas."""
         self._sequence = 0
         self._arenas = SendArenas()
         self._arena_asked = False
@@ -265,6 +269,8 @@ class Sender:
         self._sequence += 1
         send = Send(self, self._sequence, envelope, block)
         self.pending[send.sequence] = send
+        if block is not None:
+            self._held_bytes[envelope.dst_rank] = self._held_bytes.get(envelope.dst_rank, 0) + envelope.nbytes
         self.core.link.send(
             PostSend(
                 sequence=send.sequence,
@@ -302,7 +308,7 @@ class Sender:
             )
         while True:
             core.check_open()
-            block = self._arenas.allocate(nbytes)
+            block = self._arenas.allocate(nbytes) if self._may_hold(envelope) else None
             if block is not None:
                 return block
             refusal = self._refusal if self._refusal is not None and nbytes >= self._refusal[0] else None
@@ -319,6 +325,15 @@ class Sender:
                 self._arena_asked = True
                 core.link.send(ArenaWanted(nbytes))
             self._wait_for_room(envelope, deadline_ns, timeout_s)
+
+    def _may_hold(self, envelope: Envelope) -> bool:
+        """Whether the destination leaves room for others with this message too.
+
+        One that stands still would else hold all of it in the end, for whatever others give back it takes, and no
+        message would leave for anybody. A single message may have any size.
+        """
+        held_bytes = self._held_bytes.get(envelope.dst_rank, 0)
+        return not held_bytes or held_bytes + envelope.nbytes <= self._arenas.capacity_bytes * MOST_OF_ROOM
 
     def _wait_for_room(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> None:
         core = self.core
@@ -410,6 +425,12 @@ class Sender:
         """Take a send off the books; its block is free once our own copy has ended too."""
         send.ended = True
         self.pending.pop(send.sequence, None)
+        if send.block is not None:
+            rank, held_bytes = send.envelope.dst_rank, self._held_bytes[send.envelope.dst_rank] - send.envelope.nbytes
+            if held_bytes:
+                self._held_bytes[rank] = held_bytes
+            else:
+                del self._held_bytes[rank]
         if send.block is not None and not send.copying:
             self._free(send.block)
         send.block = None  # a handle may be kept for long
