@@ -53,9 +53,8 @@ class Reserves:
         return least if absent is None else max(least, pace_bytes_per_s - absent)
 
     def total_bytes_per_s(self, now_ns: int) -> int:
-        """What is kept free in all, as far as that is known."""
-        total = sum(lane.reserve_bytes_per_s for lane in self._active.values() if lane.reserve_until_ns > now_ns)
-        return total + (self.absent_bytes_per_s or 0) if now_ns < self.settle_until_ns else total
+        """What is kept free for agents that have been here."""
+        return sum(lane.reserve_bytes_per_s for lane in self._active.values() if lane.reserve_until_ns > now_ns)
 
     def keep(self, lane: Lane, rate_bytes_per_s: int, until_ns: int) -> None:
         """A lane may go on at this rate until then."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from proxyd.cli.cluster import Cluster, LinkFigures
+from proxyd.cli.cluster import LinkFigures
 from proxyd.cli.scrape import scrape
+from tests.e2e.arrivals import Arrivals
 from tests.e2e.rig import KIB, MIB, Net, pattern, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -20,36 +20,6 @@ FIGURES = LinkFigures("80Mbit", "10ms", "1bdp", estimate="fixed")
 SLOW = {("a", "b"): FIGURES, ("b", "a"): FIGURES}
 COUNT, SIZE = 100, 512 * KIB
 AWAY_S = 2.5
-
-
-def received(cluster: Cluster) -> float:
-    return sum(scrape(agent.metrics).total("proxyd_received_bytes_total") for agent in cluster.agents)
-
-
-class Arrivals:
-    """What has arrived, 20 times a second, until everything has."""
-
-    def __init__(self, cluster: Cluster, nbytes: int) -> None:
-        self._cluster, self._end = cluster, received(cluster) + nbytes
-        self._stop = threading.Event()
-        self.longest_stall_s = 0.0
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Arrivals:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        before, moved_s = received(self._cluster), time.monotonic()
-        while not self._stop.wait(0.05) and before < self._end:
-            now = received(self._cluster)
-            self.longest_stall_s = max(self.longest_stall_s, time.monotonic() - moved_s)
-            if now > before:
-                before, moved_s = now, time.monotonic()
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

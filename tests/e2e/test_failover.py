@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,6 +15,7 @@ from proxyd.cli.cluster import Cluster, CoordinatorMember, LinkFigures
 from proxyd.cli.scrape import scrape
 from proxyd.v1 import admin_pb2
 from proxyd.v1.admin_pb2_grpc import AdminStub
+from tests.e2e.arrivals import Arrivals, received
 from tests.e2e.rig import MIB, Net, pattern, until
 from tests.fakes.etcd import Etcd, running_etcd
 
@@ -38,11 +38,16 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 def pair(start: Callable[..., Net], etcd: Etcd, request: pytest.FixtureRequest) -> Net:
     """Two coordinators named hub, and an agent at each site."""
     lock = f"etcd://{etcd.address}/{request.node.name}"
-    return start(
+    net = start(
         links=SLOW,
         coordinators={"one": ("*->*",), "two": ("*->*",)},
         coordinator={"name": "hub", "lock": lock, "lock_ttl": "2s"},
     )
+    active, _ = roles(net.cluster)
+    # The first holder can't know that there was none before it: for one lease it hands nothing out.
+    rate = "proxyd_link_fallback_rate_bytes_per_second"
+    until(lambda: scrape(active.metrics).total(rate, link="a->b") > 7_000_000, "agents were told their fallback rates")
+    return net
 
 
 def is_active(member: CoordinatorMember) -> bool:
@@ -57,38 +62,8 @@ def roles(cluster: Cluster) -> tuple[CoordinatorMember, CoordinatorMember]:
     return active, standby
 
 
-def received(cluster: Cluster) -> float:
-    return sum(scrape(agent.metrics).total("proxyd_received_bytes_total") for agent in cluster.agents)
-
-
 def fallback(cluster: Cluster) -> float:
     return sum(scrape(agent.metrics).total("proxyd_fallback_bytes_total") for agent in cluster.agents)
-
-
-class Arrivals:
-    """What has arrived, 20 times a second."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._stop = threading.Event()
-        self.longest_stall_s = 0.0
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Arrivals:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        before, moved_s = received(self._cluster), time.monotonic()
-        while not self._stop.wait(0.05):
-            now = received(self._cluster)
-            self.longest_stall_s = max(self.longest_stall_s, time.monotonic() - moved_s)
-            if now > before:
-                before, moved_s = now, time.monotonic()
 
 
 def sessions(member: CoordinatorMember) -> float:
@@ -103,7 +78,7 @@ def test_the_standby_takes_over_in_five_seconds_and_no_data_waits_for_it(pair: N
     sender, receiver = pair.pair()
     handles = [sender.isend(pattern(SIZE, 0, number), dst=1, tag=number) for number in range(4)]
     until(lambda: received(cluster) > MIB, "payload is under way")
-    with Arrivals(cluster) as arrivals:
+    with Arrivals(cluster, 4 * SIZE) as arrivals:
         begun_s = time.monotonic()
         active.process.send_signal(getattr(signal, how))
         until(lambda: is_active(standby) and sessions(standby) == 2, "the standby has all agents", 15)
