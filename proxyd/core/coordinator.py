@@ -511,8 +511,7 @@ class CoordinatorMachine:
         for link in links:
             granter = link.granter
             link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
-            if now_ns >= granter.reserves.settle_until_ns:
-                # Before that everybody has what an earlier life left him, and the sum of it is not known.
+            if now_ns >= granter.reserves.settle_until_ns:  # before that all have what an earlier life left them
                 link.fallback.share(members, granter.reserves.total_bytes_per_s(now_ns), keep=out_of_reach)
         infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
         missing = self._absent.names(now_ns)
