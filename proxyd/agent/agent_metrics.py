@@ -19,6 +19,7 @@ def agent_families(
     slow_start_after_idle: bool,
     denied: int = 0,
     doors: Sequence[Door] = (),
+    damaged_frames: int = 0,
 ) -> list[MetricFamily]:
     """One scrape's families.
 
@@ -88,6 +89,21 @@ def agent_families(
         ),
         counter("proxyd_denied_total", "Messages denied by a coordinator or its operator's rules.", [({}, denied)]),
         counter("proxyd_resent_chunks_total", "Chunks sent again after a NACK.", [({}, status.resent_chunks)]),
+        counter(
+            "proxyd_corrupt_frames_total",
+            "Frames and headers of peers that failed their checksum here; each ended its connection.",
+            [({}, damaged_frames)],
+        ),
+        counter(
+            "proxyd_resumed_transfers_total",
+            "Messages that went on after their connection had broken.",
+            [({}, status.resumed_transfers)],
+        ),
+        counter(
+            "proxyd_resumed_bytes_total",
+            "Payload of those that was at the receiver already, and not sent again.",
+            [({}, status.resumed_bytes)],
+        ),
         counter(
             "proxyd_announcements_total",
             "How announced messages turned out: as announced, of another size, never posted.",

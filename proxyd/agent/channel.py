@@ -1,9 +1,11 @@
 """A control connection between two agents, after its handshake: small frames both ways, never behind bulk data.
 
-Each side pings when it has heard nothing for a quarter of the peer timeout, and gives the other up after the whole of
-it. That notices a stopped process too, whose kernel goes on acknowledging. A machine that slept itself asks before it
-judges. While data is under way its user has it ping more often (:meth:`ControlChannel.probe`), to tell the delays of
-the two directions apart.
+Each side pings when it has heard nothing for a second, and ends the connection after six: its user dials again and goes
+on where it was, so that costs little, and a path that swallows everything without a word (a firewall, a NAT that forgot
+the flow, a cable) is noticed whether anything is under way or not. A ping a second also keeps every middle box awake. A
+stopped process, whose kernel goes on acknowledging, is silent as well; it counts as lost only when it stays so
+(``peer_timeout``). A machine that slept itself asks before it judges. While data is under way its user has it ping more
+often (:meth:`ControlChannel.probe`), to tell the delays of the two directions apart.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from proxyd.agent import tcp
 from proxyd.agent.tls_socket import Connection, held_bytes
 from proxyd.core.oneway import OneWayDelays
 from proxyd.wire import peer as wire
-from proxyd.wire.codec import WireError
+from proxyd.wire.codec import DamagedFrame, WireError
 from proxyd.wire.envelope import TransferId
 
 READ_BYTES = 256 << 10
@@ -25,6 +27,11 @@ PROBE_NS = 10_000_000
 PROBE_BYTES = 125
 PROBE_OF_PACE = 200
 """... and so many bytes of either direction, of which they take no more than this part."""
+SILENCE_NS = 6_000_000_000
+"""Silence that ends a connection: three retransmissions of a ping on a path of 300 ms that loses packets, and a process
+that isn't scheduled for seconds, stay below."""
+CHECKS = 6
+"""How often within that time the silence is looked at, and a ping sent."""
 MAX_UNSENT_BYTES = 16 << 20
 """What may wait for a peer that doesn't read. Control frames are some hundred bytes for each message under way, so this
 is far beyond any working peer."""
@@ -34,7 +41,7 @@ class ControlChannel:
     """Frames in order, both ways. ``closed(reason)`` is called once, when the connection ends by itself.
 
     :param received: told of each frame but pings.
-    :param timeout_ns: silence after which the other side is given up.
+    :param timeout_ns: of the peer; the connection ends after that much silence, and no more than SILENCE_NS.
     """
 
     def __init__(
@@ -54,30 +61,37 @@ class ControlChannel:
         self._flush_due = False
         self._writing = False
         self._open = True
-        self._timeout_ns = timeout_ns
+        self._timeout_ns = min(SILENCE_NS, timeout_ns)
         self._heard_ns = self._checked_ns = time.monotonic_ns()
         self._pinged_ns = 0
+        self.damaged = False
+        """It ended because a frame failed its checksum."""
         self.delays = OneWayDelays()
         """Of this connection's pings."""
         tcp.note_arrivals(sock)
         self._loop.add_reader(sock, self._on_readable)
         if held_bytes(sock):
             self._loop.call_soon(self._on_readable)  # the kernel doesn't know of it
-        self._check = self._loop.call_later(timeout_ns / 4e9, self._check_silence)
+        self._check = self._loop.call_later(self._timeout_ns / CHECKS / 1e9, self._check_silence)
+
+    @property
+    def silent_ns(self) -> int:
+        """How long nothing has been heard."""
+        return time.monotonic_ns() - self._heard_ns
 
     def _check_silence(self) -> None:
         now_ns = time.monotonic_ns()
-        quarter_ns = self._timeout_ns // 4
-        if now_ns - self._checked_ns > 2 * quarter_ns:
+        interval_ns = self._timeout_ns // CHECKS
+        if now_ns - self._checked_ns > self._timeout_ns // 2:
             self._heard_ns = now_ns  # it was this process that stood still
         self._checked_ns = now_ns
         silent_ns = now_ns - self._heard_ns
         if silent_ns > self._timeout_ns:
             self._fail(f"it has been silent for {silent_ns / 1e9:.1f} s")
             return
-        if silent_ns > quarter_ns // 2:
+        if silent_ns > interval_ns // 2:
             self._ping(now_ns)
-        self._check = self._loop.call_later(quarter_ns / 1e9, self._check_silence)
+        self._check = self._loop.call_later(interval_ns / 1e9, self._check_silence)
 
     def probe(self, pace_bytes_per_s: int) -> None:
         """Measure the delays of both directions, unless that was done just now.
@@ -157,6 +171,7 @@ class ControlChannel:
                 else:
                     self._received(transfer, frame)
         except WireError as error:
+            self.damaged = isinstance(error, DamagedFrame)
             self._fail(str(error))
         if answered:
             self.flush()  # they say when they leave

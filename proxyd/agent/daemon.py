@@ -262,8 +262,14 @@ class Agent:
             slow_start_after_idle=tcp.slow_start_after_idle(),
             denied=0 if self._effects is None else self._effects.denied,
             doors=self._doors(),
+            damaged_frames=self._damaged_frames(),
         )
         return [*families, *security_families(self._me.refusals, self._tls)]
+
+    def _damaged_frames(self) -> int:
+        inbound = 0 if self._inbound is None else self._inbound.damaged_frames
+        links = [] if self._effects is None else self._effects.peers.values()
+        return inbound + sum(link.damaged_frames for link in links)
 
     def _doors(self) -> list[Door]:
         doors = [listener.door for listener in self._listeners]

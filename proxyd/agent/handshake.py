@@ -26,7 +26,9 @@ from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import ErrorCode
 
 HANDSHAKE_S = 10.0
-CONNECT_S = 5.0
+CONNECT_S = 2.0
+"""A first packet and its repetition after a second. Longer ones would be late when a path heals: the kernel repeats
+after 1, 3, 7 s."""
 
 F = TypeVar("F")
 

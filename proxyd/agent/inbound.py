@@ -87,6 +87,9 @@ class InboundPeer:
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         self._emit(ChunkArrived(self.peer, transfer, offset, length, good))
 
+    def damaged(self) -> None:
+        self._owner.damaged_frames += 1
+
     def was_offered(self, transfer: TransferId) -> bool:
         return transfer in self._offered
 
@@ -126,12 +129,13 @@ class InboundPeer:
 
     def _ended(self, reason: str) -> None:
         if self._channel is not None:
+            silent_ns = self._channel.silent_ns
+            self._owner.damaged_frames += self._channel.damaged
             self.close("")
             self._owner.forget(self)
             _log.info("inbound peer is gone", extra=fields(peer=self.peer, reason=reason))
-            self._emit(
-                InboundClosed(self.peer, self.incarnation, f"the connection from agent {self.peer} ended: {reason}")
-            )
+            text = f"the connection from agent {self.peer} ended: {reason}"
+            self._emit(InboundClosed(self.peer, self.incarnation, text, silent_ns))
 
     def close(self, good_bye: str) -> None:
         """Close all connections; no event follows."""
@@ -173,6 +177,8 @@ class InboundListener:
         self.block_of = block_of
         self._emit = emit
         self._peers: dict[AgentName, InboundPeer] = {}
+        self.damaged_frames = 0
+        """Frames that failed their checksum here, each the end of a connection."""
         self._handshakes: set[asyncio.Task[None]] = set()
         self._closed = False
         self.door = Door(sock, "data", self._arrived, _log, places=places)

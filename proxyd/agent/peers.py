@@ -1,8 +1,8 @@
 """Outgoing connections: one control and N data connections to each peer that the machine wants.
 
-A link is up when all of its connections are, and down as soon as one of them fails: what then is lost, and what is sent
-again, is the machine's business. Dialling goes on for as long as the peer is wanted, with jittered backoff, so that a
-restarted gateway isn't met by everybody in one instant.
+A link is up when all of its connections are, and down as soon as one of them fails: what then is sent again is the
+machine's business (rules in :mod:`proxyd.core.transfer`). Dialling goes on for as long as the peer is wanted, with
+jittered backoff, so that a restarted gateway isn't met by everybody in one instant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from proxyd.wire import peer as wire
 from proxyd.wire.codec import WireError
 
 FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 1.0
+"""Short, since transfers wait for the path to heal; a try is one packet (and its repetition) while nobody answers."""
 SETTLED_S = 5.0
 """A link that stood for less counts as one more failure for the backoff."""
 MIN_POLL_NS = 5_000_000
@@ -76,6 +77,8 @@ class PeerLink:
         self._live = False
         self._min_rtt_ns = 0
         self._channel: ControlChannel | None = None
+        self.damaged_frames = 0
+        """Frames that failed their checksum here, each the end of a connection."""
         self._incarnation = 0
         self._streams: list[SendStream] = []
         self._turn = 0
@@ -290,10 +293,13 @@ class PeerLink:
     def _down(self, reason: str) -> None:
         if self._channel is None:
             return
+        silent_ns = self._channel.silent_ns
+        self.damaged_frames += self._channel.damaged
         self._hang_up("")
         if not self._closed:
             _log.warning("peer is down", extra=fields(peer=self.peer, reason=reason))
-            self._emit(PeerDisconnected(self.peer, f"the connection to agent {self.peer} ended: {reason}"))
+            text = f"the connection to agent {self.peer} ended: {reason}"
+            self._emit(PeerDisconnected(self.peer, text, silent_ns))
             self._again.set()
 
     def _hang_up(self, good_bye: str) -> None:

@@ -23,7 +23,7 @@ from proxyd.agent.tls_socket import Connection, held_bytes, most_held_bytes
 from proxyd.core.effects import Chunk
 from proxyd.core.striping import WindowKeeper, least_pace
 from proxyd.wire import peer as wire
-from proxyd.wire.codec import WireError
+from proxyd.wire.codec import DamagedFrame, WireError
 from proxyd.wire.envelope import TransferId
 
 TURN_BYTES = 4 << 20
@@ -257,6 +257,9 @@ class ChunkSink(Protocol):
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
         """A chunk is in place (or was damaged on its way)."""
 
+    def damaged(self) -> None:
+        """A header failed its checksum: the connection ends."""
+
 
 class ReceiveStream:
     """One incoming data connection.
@@ -307,6 +310,8 @@ class ReceiveStream:
         except BlockingIOError:
             self._wake_at()
         except WireError as error:
+            if isinstance(error, DamagedFrame):
+                self._sink.damaged()
             self._fail(str(error))
         except OSError as error:
             self._fail(error.strerror or str(error))

@@ -29,6 +29,11 @@ MAX_NOTSENT_BYTES = 4 << 20
 NOTSENT_NS = 8_000_000
 """Unsent bytes are held to what one stream sends in this time: short enough to stop soon, long enough that the event
 loop of a busy host refills in time. They delay no hand-over: the predicted end of a slot counts them."""
+DEAD_PATH_NS = 7_000_000_000
+"""What is sent and not acknowledged for so long ends its connection (five losses of one segment in a row, at least).
+A control connection notices a second earlier (:data:`proxyd.agent.channel.SILENCE_NS`)."""
+KEEPALIVE_S = 15
+"""NATs and firewalls forget idle flows after 30 s (strict ones) to an hour."""
 NEARLY_FULL = 0.9
 """A congestion window in use to this part, or the kernel's own pace below this part of ours, limits a stream."""
 
@@ -167,14 +172,16 @@ def notsent_limit_bytes(rate_bytes_per_s: int) -> int:
 
 
 def prepare(sock: socket.socket, *, peer_timeout_ns: int, congestion_control: str = "") -> None:
-    """Options of every connection between agents. A dead path ends the connection within ``peer_timeout_ns``."""
+    """Options of every connection between agents. A dead path ends the connection within seconds, an idle one too:
+    what was under way is resumed over the next one."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    timeout_ms = max(1000, peer_timeout_ns // 1_000_000)
+    timeout_ms = max(1000, min(DEAD_PATH_NS, peer_timeout_ns) // 1_000_000)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, timeout_ms)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval_s = max(1, timeout_ms // 4000)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    # Only for idle data connections, to keep middle boxes awake: there are many, and the control connection notices a
+    # dead path long before.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     if congestion_control:
         try:

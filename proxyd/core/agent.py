@@ -16,7 +16,7 @@ import dataclasses
 
 from proxyd.core import events as ev
 from proxyd.core.agent_config import AgentConfig
-from proxyd.core.directory import AgentDirectory, Changes
+from proxyd.core.directory import AgentDirectory, Changes, Gone
 from proxyd.core.effects import (
     AgentEffect,
     Chunk,
@@ -95,6 +95,8 @@ class AgentStatus:
     received_bytes: int
     corrupt_chunks: int
     resent_chunks: int
+    resumed_transfers: int
+    resumed_bytes: int
     announced: tuple[tuple[str, int], ...]
     """How announcements turned out: (outcome, number of them), cumulative."""
     done: tuple[tuple[LinkName, int, bool, int, int], ...]
@@ -113,11 +115,15 @@ class AgentMachine:
         """Peers that are connected to this agent."""
         self._directory = AgentDirectory()
         self.sender = Sender(config, self._directory, self._effects)
-        self.receiver = Receiver(self._clients, self._effects)
+        self.receiver = Receiver(self._clients, self._effects, config.peer_timeout_ns)
         self._orphans: dict[TransferId, Outgoing] = {}
         self._elsewhere: dict[EndpointName, tuple[str, DirectoryEntry]] = {}
         """Local trainers whose next life a coordinator (its address) has seen at another agent: it counts when the one
         here has ended."""
+        self._unseen: dict[EndpointName, tuple[Gone, int]] = {}
+        self.sender.awaited = self._unseen
+        """Endpoints that coordinators lost sight of, and when they count as gone: a trainer behind a cut comes back
+        with its agent. Until then what was sent to them waits, and nobody is told."""
 
     # ------------------------------------------------------------------------------- the interface
 
@@ -126,7 +132,9 @@ class AgentMachine:
         self._dispatch(event, now_ns)
         self._forget_handed_over()
         self.sender.tick(now_ns)
+        self.receiver.tick(now_ns)
         self._tick_orphans(now_ns)
+        self._tick_unseen(now_ns)
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -136,9 +144,8 @@ class AgentMachine:
         if self._effects:
             return 0
         times = [out.orphaned_until_ns for out in self._orphans.values()]
-        sender_ns = self.sender.next_deadline_ns()
-        if sender_ns is not None:
-            times.append(sender_ns)
+        times += [due_ns for _, due_ns in self._unseen.values()]
+        times += [ns for ns in (self.sender.next_deadline_ns(), self.receiver.next_deadline_ns()) if ns is not None]
         return min(times, default=None)
 
     def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
@@ -196,6 +203,8 @@ class AgentMachine:
             received_bytes=self.receiver.received_bytes,
             corrupt_chunks=self.receiver.corrupt_chunks,
             resent_chunks=sender.resent_chunks,
+            resumed_transfers=sender.resumed_transfers,
+            resumed_bytes=sender.kept_bytes,
             announced=(
                 ("fulfilled", sender.asking.announced.fulfilled),
                 ("resized", sender.asking.announced.resized),
@@ -246,17 +255,19 @@ class AgentMachine:
             case ev.PeerFrame():
                 self._peer_frame(event, now_ns)
             case ev.PeerConnected():
+                receiver.lives(event.peer, event.incarnation, now_ns)
                 sender.peer_connected(event.peer, event.eager_bytes, now_ns)
             case ev.PeerDisconnected():
-                sender.peer_lost(event.peer, event.reason, now_ns)
+                sender.peer_lost(event.peer, event.reason, now_ns, event.silent_ns)
             case ev.PeerUnreachable():
                 if (peer := sender.peers.get(event.peer)) is not None:
                     peer.last_error = event.reason
             case ev.InboundOpened():
                 self._inbound.add(event.peer)
+                receiver.inbound_opened(event.peer, event.incarnation, now_ns)
             case ev.InboundClosed():
                 self._inbound.discard(event.peer)
-                receiver.inbound_closed(event.peer, event.reason)
+                receiver.inbound_closed(event.peer, event.reason, now_ns, event.silent_ns)
             case ev.ClientAttached():
                 self._attached(event, now_ns)
             case ev.ClientDetached():
@@ -347,7 +358,7 @@ class AgentMachine:
             self.sender.transfers[event.transfer] = out
             self.receiver.handed_over(event.transfer, envelope)
             return
-        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns, event.deadline_in_ns)
+        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns, event.deadline_in_ns, again=event.again)
 
     def _allocated(self, transfer: TransferId) -> None:
         self.receiver.allocated(transfer)
@@ -437,7 +448,7 @@ class AgentMachine:
             gone = tuple(item for item in message.gone if item[0] not in self._clients)
             entries = tuple(e for e in message.entries if e not in own and e.endpoint not in self._clients)
             self._note_elsewhere(address, message)
-            message = Directory(entries, gone, message.full)
+            message = Directory(entries, gone, message.full, message.unsure)
         alive = self.sender.asking.owners.alive()
         changes = self._directory.update(address, message, alive, now_ns)
         if tell_coordinators:
@@ -459,13 +470,15 @@ class AgentMachine:
         """The directory has changed: tell trainers, dial, offer what waited, fail what can't arrive any more."""
         locals_ = sorted(self._clients, key=lambda e: (e.job, e.rank))
         for gone_entry in changes.gone:
-            endpoint = gone_entry.entry.endpoint
-            for client in locals_:
-                if client.job == endpoint.job and client != endpoint:
-                    rank, life = endpoint.rank, gone_entry.entry.incarnation
-                    self._effects.append(TellPeerGone(client, rank, life, gone_entry.reason))
-            self.sender.destination_gone(endpoint, gone_entry.entry.agent, gone_entry.reason, now_ns)
+            if gone_entry.unsure:
+                self._unseen[gone_entry.entry.endpoint] = (gone_entry, self._unseen_until_ns(gone_entry.entry, now_ns))
+            else:
+                self._unseen.pop(gone_entry.entry.endpoint, None)
+                self._gone(gone_entry, now_ns)
         for entry in changes.came:
+            unseen = self._unseen.pop(entry.endpoint, None)
+            if unseen is not None and unseen[0].entry.incarnation != entry.incarnation:
+                self._gone(dataclasses.replace(unseen[0], reason=f"replaced by a new process at {entry.agent}"), now_ns)
             for client in locals_:
                 if client.job == entry.endpoint.job and client != entry.endpoint:
                     here = TellPeerHere(client, entry.endpoint.rank, entry.incarnation, entry.agent.site)
@@ -475,6 +488,30 @@ class AgentMachine:
                         self.sender.want_peer(entry)
             self._deliver_waiting(entry, now_ns)
         if changes.gone:
+            self._drop_unused_peers(now_ns)
+
+    def _gone(self, gone: Gone, now_ns: int) -> None:
+        """An endpoint has ended, for all that is known."""
+        endpoint = gone.entry.endpoint
+        for client in sorted(self._clients, key=lambda e: (e.job, e.rank)):
+            if client.job == endpoint.job and client != endpoint:
+                self._effects.append(TellPeerGone(client, endpoint.rank, gone.entry.incarnation, gone.reason))
+        self.sender.destination_gone(endpoint, gone.entry.agent, gone.reason, now_ns)
+
+    def _unseen_until_ns(self, entry: DirectoryEntry, now_ns: int) -> int:
+        """Until when an endpoint that nobody lists may come back: ``peer_timeout`` from its agent's last word to us."""
+        peer = self.sender.peers.get(entry.agent)
+        if entry.agent in self._inbound or (peer is not None and peer.connected):
+            return now_ns + self.config.peer_timeout_ns
+        away_since_ns = peer.away_since_ns if peer is not None else None
+        return now_ns if away_since_ns is None else max(now_ns, away_since_ns + self.config.peer_timeout_ns)
+
+    def _tick_unseen(self, now_ns: int) -> None:
+        due = [gone for gone, due_ns in self._unseen.values() if due_ns <= now_ns]
+        for gone in due:
+            del self._unseen[gone.entry.endpoint]
+            self._gone(gone, now_ns)
+        if due:
             self._drop_unused_peers(now_ns)
 
     def _deliver_waiting(self, entry: DirectoryEntry, now_ns: int) -> None:
@@ -490,6 +527,7 @@ class AgentMachine:
 
     def _drop_unused_peers(self, now_ns: int) -> None:
         used = set(self._directory.agents()) | {out.peer for out in self.sender.transfers.values()}
+        used |= {gone.entry.agent for gone, _ in self._unseen.values()}
         for name in [name for name in self.sender.peers if name not in used]:
             self.sender.peer_dropped(name, now_ns)
             self._effects.append(DropPeer(name, "no endpoint lives there any more"))
@@ -506,6 +544,8 @@ class AgentMachine:
                     self.receiver.expected(event.peer, transfer, frame)
                 case wire.Cancel():
                     self.receiver.cancelled(event.peer, transfer, frame)
+                case wire.OfferedAll():
+                    self.receiver.offered_all(event.peer)
                 case _:
                     pass  # keep-alive frames are the driver's
             return
@@ -519,6 +559,8 @@ class AgentMachine:
         match frame:
             case wire.Credit():
                 self.sender.credited(out, now_ns)
+            case wire.Held():
+                self.sender.held(out, frame, now_ns)
             case wire.TurnedDown():
                 self.sender.turned_down(out, now_ns)
             case wire.Ack():

@@ -8,13 +8,12 @@ a coordinator falls silent :mod:`proxyd.core.alone`'s business.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable
 
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.alone import Alone
 from proxyd.core.announcing import Ahead, Announcements
-from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator, WantPeer
+from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator
 from proxyd.core.events import SendProgress
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
 from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
@@ -31,6 +30,7 @@ from proxyd.core.messages import (
     Welcome,
 )
 from proxyd.core.owners import Owners, Session
+from proxyd.core.peering import Peer
 from proxyd.core.permissions import EVERYTHING, Permissions
 from proxyd.core.telling import Telling
 from proxyd.core.transfer import Outgoing, SendInput, SendState
@@ -40,24 +40,6 @@ LIVE_SOURCES = ("default", "estimated", "policed")
 """Of links whose rate is found from live transfers."""
 PACE_STEPS = 256
 """A ceiling that would change by less than 1/256 stays: setting it costs system calls on each stream."""
-
-
-@dataclasses.dataclass(slots=True)
-class Peer:
-    """A peer agent as a destination."""
-
-    name: AgentName
-    wanted: WantPeer | None = None
-    connected: bool = False
-    eager_bytes: int = 0
-    eager_used_bytes: dict[tuple[EndpointName, EndpointName], int] = dataclasses.field(default_factory=dict)
-    """Of each pair of endpoints, over the connection that stands."""
-    last_error: str = "not connected yet"
-    warm_ups: int = 0
-    """Over the connections that stand."""
-    free: deque[TransferId] = dataclasses.field(default_factory=deque)
-    """Transfers with chunks to send that need no grant."""
-    pace_bytes_per_s: int = -1
 
 
 class Asking:
@@ -440,6 +422,26 @@ class Asking:
             book.drop_transfer(out.transfer, now_ns)
             book.asked.pop(out.transfer, None)
 
+    def interrupted(self, out: Outgoing, now_ns: int) -> None:
+        """The connection to its peer broke: what it holds goes back, and nobody shall grant to it meanwhile."""
+        self.withdraw(out.announcement, now_ns)
+        out.announcement = out.expected_finish_ns = out.held_bytes = 0
+        out.observed = False
+        if out.link is None:
+            return
+        book = self.links[out.link]
+        book.drop_transfer(out.transfer, now_ns)
+        book.asked.pop(out.transfer, None)
+        if out.requested and book.coordinator is not None:
+            gone = CancelRequest(out.transfer, "the connection to its agent broke")
+            self.effects.append(ToCoordinator(book.coordinator, gone))
+        out.requested = False
+
+    def resumed(self, out: Outgoing) -> None:
+        """It goes on: what is asked for from here on is what is missing."""
+        out.wanted_bytes = out.granted_bytes + out.untaken_bytes
+        out.session_base_bytes = out.granted_bytes
+
     def close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
         """A transfer ended: what it holds goes back, and its coordinator hears of it."""
         self.withdraw(out.announcement, now_ns)
@@ -533,6 +535,8 @@ class Asking:
         if peer is None or not peer.connected:
             return  # counts of connections whose bytes have been written off
         book = self.links.get(LinkName(self.config.agent.site, event.peer.site))
+        if event.granted_delivered_bytes:
+            peer.proven, peer.away_since_ns = True, None
         if book is not None:
             counts = PeerCounts(
                 0,

@@ -6,6 +6,9 @@ An endpoint is there as long as one of those whose session stands lists it: a co
 session is lost can't take back what it said, so it keeps nothing alive against the word of another; but while nobody
 else speaks, what it said stands.
 
+What a coordinator only lost sight of (its agent's session broke, the agent was started again) is *unsure*: a trainer
+may live behind a cut, and come back with its agent. Whether it is taken for gone, and when, is the machine's business.
+
 The latest life wins: entries say how old a life is. A late "gone" of an earlier life must not remove the present one,
 nor may a coordinator that still believes in an earlier one bring it back.
 
@@ -33,6 +36,8 @@ class Gone:
 
     entry: DirectoryEntry
     reason: str
+    unsure: bool = False
+    """A coordinator lost sight of it; whether it lives, nobody has said."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ class AgentDirectory:
     def __init__(self) -> None:
         self._entries: dict[EndpointName, DirectoryEntry] = {}
         self._sources: dict[EndpointName, set[str]] = {}
-        self._doubts: dict[EndpointName, str] = {}
-        """Gone, says one coordinator (with the reason); another one still lists it."""
+        self._doubts: dict[EndpointName, tuple[str, bool]] = {}
+        """Gone, says one coordinator (with the reason, and whether it is unsure); another one still lists it."""
         self._begun_ns: dict[EndpointName, int] = {}
         """When the present life attached, on our clock."""
         self._past: dict[EndpointName, tuple[int, int, str]] = {}
@@ -94,11 +99,11 @@ class AgentDirectory:
                     reason = "its agent is no longer registered with the coordinator"
                     if now is not None:
                         reason = f"replaced by a new process at {now.agent}"
-                    gone += self._unlist(coordinator, endpoint, reason, alive)
+                    gone += self._unlist(coordinator, endpoint, reason, now is None, alive)
         for endpoint, incarnation, reason in message.gone:
             known = self._entries.get(endpoint)
             if known is not None and known.incarnation == incarnation:
-                gone += self._unlist(coordinator, endpoint, reason, alive)
+                gone += self._unlist(coordinator, endpoint, reason, endpoint in message.unsure, alive)
         for entry in message.entries:
             endpoint = entry.endpoint
             known = self._entries.get(endpoint)
@@ -131,26 +136,28 @@ class AgentDirectory:
     def session_lost(self, alive: Set[str]) -> Changes:
         """A coordinator's session ended: endpoints that only it still listed, against the word of another, are gone."""
         gone: list[Gone] = []
-        for endpoint, reason in list(self._doubts.items()):
+        for endpoint, (reason, unsure) in list(self._doubts.items()):
             if not self._listed(endpoint, alive):
-                gone.append(self._remove(endpoint, reason, ""))
+                gone.append(self._remove(endpoint, reason, "", unsure=unsure))
         return Changes((), tuple(gone))
 
-    def _unlist(self, coordinator: str, endpoint: EndpointName, reason: str, alive: Set[str]) -> Iterable[Gone]:
+    def _unlist(
+        self, coordinator: str, endpoint: EndpointName, reason: str, unsure: bool, alive: Set[str]
+    ) -> Iterable[Gone]:
         """One source no longer lists an endpoint."""
         self._sources[endpoint].discard(coordinator)
         if coordinator and self._listed(endpoint, alive):
-            self._doubts[endpoint] = reason
+            self._doubts[endpoint] = (reason, unsure)
             return ()
-        return (self._remove(endpoint, reason, coordinator),)
+        return (self._remove(endpoint, reason, coordinator, unsure=unsure),)
 
     def _listed(self, endpoint: EndpointName, alive: Set[str]) -> bool:
         return any(source in alive or not source for source in self._sources[endpoint])
 
-    def _remove(self, endpoint: EndpointName, reason: str, coordinator: str) -> Gone:
+    def _remove(self, endpoint: EndpointName, reason: str, coordinator: str, *, unsure: bool = False) -> Gone:
         del self._sources[endpoint]
         self._doubts.pop(endpoint, None)
         self._past[endpoint] = (self._entries[endpoint].incarnation, self._begun_ns.pop(endpoint), coordinator)
         if len(self._past) > MAX_REMEMBERED:
             del self._past[next(iter(self._past))]
-        return Gone(self._entries.pop(endpoint), reason)
+        return Gone(self._entries.pop(endpoint), reason, unsure)

@@ -102,6 +102,8 @@ class SendPosted:
     filled_bytes: int
     deadline_in_ns: int = 0
     """Wanted at the receiver within; 0: as soon as its turn comes."""
+    again: bool = False
+    """It was posted to an earlier life of this agent before: the receiver may have parts of it, or all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,10 +179,12 @@ class PeerConnected:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerDisconnected:
-    """The outgoing connections to a peer failed or were closed; transfers under way to it can't go on."""
+    """The outgoing connections to a peer failed or were closed; the driver dials again. ``silent_ns``: how long nothing
+    had been heard of it by then."""
 
     peer: AgentName
     reason: str
+    silent_ns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,11 +205,12 @@ class InboundOpened:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InboundClosed:
-    """A peer's control connection to this agent ended."""
+    """A peer's connections to this agent ended. ``silent_ns``: how long nothing had been heard of it by then."""
 
     peer: AgentName
     incarnation: int
     reason: str
+    silent_ns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -333,6 +333,8 @@ class Directory:
     gone: tuple[tuple[EndpointName, int, str], ...]
     """(endpoint, incarnation, reason)."""
     full: bool
+    unsure: tuple[EndpointName, ...] = ()
+    """Those of ``gone`` of which only the agent was lost sight of: their processes may live."""
 
 
 CoordinatorMessage: TypeAlias = Welcome | Permissions | Queued | Grant | Pace | Denied | Beat | Directory

@@ -3,10 +3,21 @@
 Messages of one sending endpoint are told to the receiving trainer in the order in which they were offered, even when
 memory for them is found in another order. A message is acknowledged when every chunk of it is verified and in the
 trainer's arena, and not before; an acknowledgement that gets lost is given again when the message is offered again.
+
+When a peer's connections break, what is half here stays: block, map, place in the order. The peer offers it again
+(rules in :mod:`proxyd.core.transfer`), and is told what is here. It fails when the peer
+
+* stays away for ``peer_timeout``, or comes back as another life and doesn't offer it within 4 s (its trainers have
+  kept theirs, if they can, and post what was not acknowledged again);
+* comes back as the same life and ends its offers (OFFERED_ALL) without it.
+
+What has ended is kept in mind by a :class:`~proxyd.wire.fence.Fence` for each pair of lives, so that nothing is
+delivered twice. The eager budget belongs to a connection: what was counted over an earlier one is not given back.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, deque
 
 from proxyd.core.effects import (
@@ -27,23 +38,45 @@ from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.transfer import Incoming, RecvInput, RecvState
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TrafficClass
+from proxyd.wire.fence import Fate, Fence
 
-DELIVERED_REMEMBERED = 4096
-"""Delivered transfers kept, so that an offer repeated after a lost acknowledgement is acknowledged and not
-delivered twice."""
+MAX_FENCES = 65536
+"""Pairs of lives whose past is kept in mind, the least recently used go first: more than any agent has trainers and
+peers at a time."""
+RETURN_NS = 4_000_000_000
+"""How long another life of a peer has to offer again what an earlier one had under way."""
 LOCAL_CHUNK_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class _Source:
+    """A peer agent as a sender."""
+
+    incarnation: int = 0
+    connection: int = 0
+    """How many of its connections there have been."""
+    first_connection: int = 0
+    """The first one of its present life."""
+    judged_ns: int | None = None
+    """When what it has not offered over the present connection (or, while it is away, anything unfinished) fails."""
+    reason: str = ""
 
 
 class Receiver:
     """Incoming transfers of one agent."""
 
-    def __init__(self, clients: dict[EndpointName, int], effects: list[AgentEffect]) -> None:
+    def __init__(
+        self, clients: dict[EndpointName, int], effects: list[AgentEffect], peer_timeout_ns: int = 30_000_000_000
+    ) -> None:
         self.clients = clients
         """Local endpoints and their incarnations; shared with the machine."""
         self.effects = effects
         self.transfers: dict[TransferId, Incoming] = {}
-        self.delivered: OrderedDict[tuple[EndpointName, TransferId], int] = OrderedDict()
-        """By sender too: a trainer that uses another one's incarnation must not get the other's acknowledgements."""
+        self._peer_timeout_ns = peer_timeout_ns
+        self._sources: dict[AgentName, _Source] = {}
+        self._fences: OrderedDict[tuple[EndpointName, int, EndpointName, int], Fence] = OrderedDict()
+        """By (source, its incarnation, destination, its incarnation): a trainer that uses another one's incarnation
+        must not get the other's acknowledgements."""
         self._untold: dict[tuple[EndpointName, EndpointName], deque[TransferId]] = {}
         """Per (source, destination): offered and not told yet, in order."""
         self._denied: dict[EndpointName, dict[TransferId, None]] = {}
@@ -63,24 +96,72 @@ class Receiver:
     def offered(self, peer: AgentName, transfer: TransferId, offer: wire.Offer) -> None:
         """A peer offers a message."""
         envelope = offer.envelope
-        delivered_bytes = self.delivered.get((envelope.source, transfer))
-        if delivered_bytes is not None:
-            self._answer(peer, transfer, wire.Ack(delivered_bytes, 0))
-            return
         known = self.transfers.get(transfer)
         if known is not None and (known.peer, known.envelope) == (peer, envelope):
-            return  # a repeated offer of one that is under way
+            self._known_again(known, peer, offer)
+            return
         problem = _problem_of(offer) if known is None else _clash_of(known)
         if problem is not None:
             self._refuse_offer(peer, transfer, offer, ErrorCode.PROTOCOL, problem)
             return
         incarnation = self.clients.get(envelope.destination)
+        meant = offer.dst_incarnation or incarnation or 0
+        fate = self._fence(transfer, envelope, meant).fate(transfer.sequence)
+        if fate is Fate.DELIVERED:
+            if offer.eager and envelope.nbytes:
+                self._return_budget(peer, envelope)
+            self._answer(peer, transfer, wire.Ack(envelope.nbytes, 0))
+            return
+        if fate is not Fate.NEW:
+            ended = "it failed or was taken back" if fate is Fate.FAILED else "how is no longer known"
+            text = f"{envelope.describe()}: it has ended before ({ended})"
+            self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, text)
+            return
         if incarnation is None or offer.dst_incarnation not in (0, incarnation):
             life = "is not connected to this agent" if incarnation is None else "was restarted: this life of it is over"
             self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, f"{envelope.destination} {life}")
             return
         incoming = Incoming(transfer, envelope, peer, offer.chunk_bytes, offer.eager)
+        incoming.dst_incarnation = incarnation
+        incoming.budgeted = offer.eager
+        incoming.answer_due = offer.again
+        incoming.connection = self._source(peer).connection
+        self._fence(transfer, envelope, incarnation).offered(transfer.sequence)
         self._take_in(incoming)
+
+    def _known_again(self, known: Incoming, peer: AgentName, offer: wire.Offer) -> None:
+        """A message that is here already is offered once more: say what is here of it."""
+        known.connection = self._source(peer).connection
+        if offer.eager and known.nbytes and not known.budgeted:
+            if known.eager:
+                known.budgeted = True
+            else:
+                # It was turned down, and the sender has not heard of it.
+                self._answer(peer, known.transfer, wire.TurnedDown("there was no memory for it"))
+                self._return_budget(peer, known.envelope)
+        if known.state is RecvState.LANDED:
+            self._answer(peer, known.transfer, wire.Ack(known.nbytes, 0))
+        elif known.has_memory:
+            held = wire.Held(known.chunk_bytes, known.held_ranges(wire.MAX_HELD_RANGES))
+            self._answer(peer, known.transfer, held)
+        elif known.eager:
+            known.answer_due = True  # memory is being looked for
+
+    def _source(self, peer: AgentName) -> _Source:
+        source = self._sources.get(peer)
+        if source is None:
+            source = self._sources[peer] = _Source()
+        return source
+
+    def _fence(self, transfer: TransferId, envelope: Envelope, incarnation: int) -> Fence:
+        key = (envelope.source, transfer.incarnation, envelope.destination, incarnation)
+        fence = self._fences.get(key)
+        if fence is None:
+            fence = self._fences[key] = Fence()
+            if len(self._fences) > MAX_FENCES:
+                self._fences.popitem(last=False)
+        self._fences.move_to_end(key)
+        return fence
 
     def handed_over(self, transfer: TransferId, envelope: Envelope) -> None:
         """A message between two trainers of this agent: its block is handed over."""
@@ -166,9 +247,10 @@ class Receiver:
         incoming.step(RecvInput.ALLOCATED)
         if was_told:
             self.effects.append(TellBlock(destination, transfer))
-            if incoming.peer is not None:
-                self._answer(incoming.peer, transfer, wire.Credit())
-        else:
+        if incoming.peer is not None and (was_told or incoming.answer_due):
+            self._answer(incoming.peer, transfer, wire.Credit())
+        incoming.answer_due = False
+        if not was_told:
             self._tell_in_order(incoming.envelope)
         self._denied.get(destination, {}).pop(transfer, None)
         self._try_next(destination)
@@ -184,11 +266,13 @@ class Receiver:
                 self._try_next(asked_by)
             return
         if incoming.eager and not incoming.told:
-            incoming.eager = False
+            incoming.eager = incoming.answer_due = False
             if incoming.peer is not None:
                 # Its budget comes back as for any other: the sender may have given it up meanwhile.
                 self._answer(incoming.peer, transfer, wire.TurnedDown(reason[:1024]))
-                self._return_budget(incoming.peer, incoming.envelope)
+                if incoming.budgeted:
+                    self._return_budget(incoming.peer, incoming.envelope)
+                incoming.budgeted = False
             self._tell_in_order(incoming.envelope)
             return
         destination = incoming.envelope.destination
@@ -250,7 +334,7 @@ class Receiver:
         envelope = incoming.envelope
         if incoming.nbytes and incoming.has_memory:
             self.effects.append(FreeBlock(incoming.transfer, envelope.destination))
-        if incoming.eager and incoming.peer is not None and incoming.nbytes:
+        if incoming.budgeted and incoming.peer is not None and incoming.nbytes:
             self._return_budget(incoming.peer, envelope)
 
     def _return_budget(self, peer: AgentName, envelope: Envelope) -> None:
@@ -302,9 +386,6 @@ class Receiver:
                 # A receiver may keep what it got for long (activations until their backward): its sender doesn't wait.
                 self.effects.append(TellSendDelivered(incoming.envelope.source, incoming.transfer))
             return
-        self.delivered[incoming.envelope.source, incoming.transfer] = incoming.nbytes
-        if len(self.delivered) > DELIVERED_REMEMBERED:
-            self.delivered.popitem(last=False)
         self._answer(incoming.peer, incoming.transfer, wire.Ack(incoming.nbytes, arrival_span_ns))
         if incoming.nbytes == 0:
             del self.transfers[incoming.transfer]
@@ -338,6 +419,9 @@ class Receiver:
     def _fail(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
         incoming.step(RecvInput.FAILED)
         del self.transfers[incoming.transfer]
+        if incoming.peer is not None:
+            fence = self._fence(incoming.transfer, incoming.envelope, incoming.dst_incarnation)
+            fence.ended_badly(incoming.transfer.sequence)
         if incoming.peer is None:
             self.ended_local.append(incoming.transfer)
         destination = incoming.envelope.destination
@@ -369,15 +453,72 @@ class Receiver:
         if incoming is not None and incoming.state is not RecvState.LANDED:
             self._refuse(incoming, ErrorCode.CANCELLED, f"{incoming.envelope.describe()}: cancelled by the sender")
 
-    def inbound_closed(self, peer: AgentName, reason: str) -> None:
-        """A peer's connections ended: its unfinished messages can't be completed (not resumed yet)."""
-        for incoming in [i for i in self.transfers.values() if i.peer == peer]:
-            if incoming.state is not RecvState.LANDED:
-                text = (
-                    f"{incoming.envelope.describe()}: the connection from agent {peer} ended after "
-                    f"{incoming.landed_bytes} of {incoming.nbytes} bytes: {reason}. The sender has to send it again"
-                )
-                self._fail(incoming, ErrorCode.PEER_LOST, text)
+    # ------------------------------------------------------------------------- broken connections
+
+    def _unfinished(self, peer: AgentName) -> list[Incoming]:
+        return [i for i in self.transfers.values() if i.peer == peer and i.state is not RecvState.LANDED]
+
+    def inbound_opened(self, peer: AgentName, incarnation: int, now_ns: int) -> None:
+        """A peer's connections stand. What it had under way it offers again, over them."""
+        source = self._source(peer)
+        source.connection += 1
+        another = source.incarnation != incarnation
+        if another:
+            source.first_connection = source.connection
+        source.incarnation, source.judged_ns = incarnation, None
+        if self._unfinished(peer):
+            # The same life says when it has offered all; another one has to find its trainers first.
+            source.judged_ns = now_ns + (min(RETURN_NS, self._peer_timeout_ns) if another else self._peer_timeout_ns)
+            source.reason = "it was started again" if another else "it was there again"
+        for incoming in self.transfers.values():
+            if incoming.peer == peer:
+                incoming.budgeted = False
+
+    def lives(self, peer: AgentName, incarnation: int, now_ns: int) -> None:
+        """A peer was reached: if it is another life, it need not come to us before what it had under way is judged."""
+        source = self._sources.get(peer)
+        if source is None or source.judged_ns is None or source.incarnation in (0, incarnation):
+            return
+        source.judged_ns = min(source.judged_ns, now_ns + RETURN_NS)
+        source.reason = "it was started again"
+
+    def inbound_closed(self, peer: AgentName, reason: str, now_ns: int, silent_ns: int = 0) -> None:
+        """A peer's connections ended: what is half here waits for it to come back, for ``peer_timeout``."""
+        source = self._source(peer)
+        source.reason = reason
+        source.judged_ns = now_ns - min(silent_ns, self._peer_timeout_ns) + self._peer_timeout_ns
+        # Whatever comes is another connection.
+        source.connection += 1
+
+    def offered_all(self, peer: AgentName) -> None:
+        """A peer that was away has offered again all that it had under way: the rest will not come."""
+        source = self._source(peer)
+        for incoming in self._unfinished(peer):
+            if source.first_connection <= incoming.connection < source.connection:
+                self._lost(incoming, peer, "the sender gave it up while the connection was down")
+        if all(incoming.connection == source.connection for incoming in self._unfinished(peer)):
+            source.judged_ns = None
+
+    def next_deadline_ns(self) -> int | None:
+        """When :meth:`tick` has something to do."""
+        return min((s.judged_ns for s in self._sources.values() if s.judged_ns is not None), default=None)
+
+    def tick(self, now_ns: int) -> None:
+        """Fail what a peer that stayed away, or another life of it, has not offered again in time."""
+        for peer, source in self._sources.items():
+            if source.judged_ns is not None and source.judged_ns <= now_ns:
+                source.judged_ns = None
+                for incoming in self._unfinished(peer):
+                    if incoming.connection != source.connection:
+                        self._lost(incoming, peer, f"agent {peer} has not gone on with it in time ({source.reason})")
+
+    def _lost(self, incoming: Incoming, peer: AgentName, why: str) -> None:
+        self._fail(
+            incoming,
+            ErrorCode.PEER_LOST,
+            f"{incoming.envelope.describe()}: {why}, after {incoming.landed_bytes} of {incoming.nbytes} bytes. "
+            "The sender has to send it again",
+        )
 
 
 def _clash_of(known: Incoming) -> str:

@@ -44,6 +44,8 @@ class Registry:
         self._of_session: dict[int, set[EndpointName]] = {}
         self._came: dict[EndpointName, DirectoryEntry] = {}
         self._gone: dict[tuple[EndpointName, int], str] = {}
+        self._unsure: set[EndpointName] = set()
+        """Those of the gone ones that were only lost sight of."""
         self._lost: dict[int, _Lost] = {}
         """By session, of those with endpoints left."""
 
@@ -144,13 +146,16 @@ class Registry:
         """What came and went since the last call."""
         came = tuple(self._aged(name, now_ns) for name in sorted(self._came, key=lambda e: (e.job, e.rank)))
         gone = tuple((name, incarnation, reason) for (name, incarnation), reason in self._gone.items())
+        unsure = tuple(sorted(self._unsure, key=lambda e: (e.job, e.rank)))
         self._came.clear()
         self._gone.clear()
-        return Directory(came, gone, full=False)
+        self._unsure.clear()
+        return Directory(came, gone, False, unsure)
 
     def _drop(self, session: int, reason: str) -> None:
         for endpoint in sorted(self._of_session.get(session, ()), key=lambda e: (e.job, e.rank)):
             self._remove(endpoint, reason)
+            self._unsure.add(endpoint)
         self._of_session.pop(session, None)
         self._lost.pop(session, None)
 
@@ -161,4 +166,5 @@ class Registry:
 
     def _note_gone(self, entry: DirectoryEntry, reason: str) -> None:
         self._came.pop(entry.endpoint, None)
+        self._unsure.discard(entry.endpoint)
         self._gone[entry.endpoint, entry.incarnation] = reason

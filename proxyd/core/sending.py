@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Container
 
 from proxyd.core.agent_config import AgentConfig
-from proxyd.core.asking import Asking, Peer
+from proxyd.core.asking import Asking
 from proxyd.core.directory import AgentDirectory
 from proxyd.core.effects import (
     AgentEffect,
@@ -29,7 +30,8 @@ from proxyd.core.messages import (
     DirectoryEntry,
     Welcome,
 )
-from proxyd.core.transfer import MAX_RESENDS, PHASES, Outgoing, SendInput, SendState
+from proxyd.core.peering import Peer
+from proxyd.core.transfer import MAX_RESENDS, Outgoing, SendInput, SendState
 from proxyd.core.units import MAX_DURATION_NS
 from proxyd.core.warming import Warmer
 from proxyd.wire import peer as wire
@@ -41,6 +43,12 @@ LOCAL_CHUNK_BYTES = 1 << 20
 UNKNOWN_CHUNK_BYTES = 64 << 10
 """Chunk for a link of which nothing is known yet: no coordinator grants less at a time."""
 FOUND_STREAMS = 2
+MAX_CANCELS = 1024
+"""Cancellations that are said again after a break. OFFERED_ALL tells those that fall off, without their reason."""
+UNPROVEN_NS = 20_000_000_000
+"""Connections that broke sooner, and before any data got through, count with the break before them: TCP gives data that
+nobody acknowledges up after some seconds (:data:`proxyd.agent.tcp.DEAD_PATH_NS`), on a path that takes small frames
+only."""
 MAX_STREAMS = 64
 
 
@@ -56,17 +64,31 @@ class Sender:
         self.asking = Asking(config, self.transfers, self.peers, effects, self.cancel, self._padded)
         self.warmer = Warmer(config, self.transfers, self.peers, self.asking)
         self._unoffered: dict[EndpointName, deque[TransferId]] = {}
+        self.awaited: Container[EndpointName] = ()
+        """Destinations that nobody lists any more, and that may come back: waited for like known ones."""
         self.done_bytes: dict[tuple[LinkName, int, bool], int] = {}
         self.done_count: dict[tuple[LinkName, int, bool], int] = {}
         self.resent_chunks = 0
+        self.resumed_transfers = 0
+        """Messages that went on over another connection, and ..."""
+        self.kept_bytes = 0
+        """... what of them was not sent again."""
 
     # -------------------------------------------------------------------------------- from clients
 
     def post(
-        self, transfer: TransferId, envelope: Envelope, filled_bytes: int, now_ns: int, deadline_in_ns: int = 0
+        self,
+        transfer: TransferId,
+        envelope: Envelope,
+        filled_bytes: int,
+        now_ns: int,
+        deadline_in_ns: int = 0,
+        *,
+        again: bool = False,
     ) -> Outgoing:
-        """A trainer posted a message to a remote endpoint, or to one that isn't known yet."""
-        out = Outgoing(transfer, envelope, now_ns, filled_bytes)
+        """A trainer posted a message to a remote endpoint, or to one that isn't known yet. ``again``: it did so before,
+        to an earlier life of this agent."""
+        out = Outgoing(transfer, envelope, now_ns, filled_bytes, again=again)
         if deadline_in_ns:
             out.due_ns = now_ns + deadline_in_ns
         self.transfers[transfer] = out
@@ -85,7 +107,7 @@ class Sender:
             self.asking.pace(out.peer, now_ns)
 
     def cancel(self, out: Outgoing, code: ErrorCode, message: str, now_ns: int) -> None:
-        """Give a transfer up from this side: tell the peer, the coordinator and the trainer."""
+        """Give a transfer up from this side: tell the peer (again after a break), the coordinator and the trainer."""
         if out.finished:
             return
         if out.peer is not None and out.state is not SendState.RESOLVING and not out.padding:
@@ -93,6 +115,10 @@ class Sender:
             ours = code in (ErrorCode.CLOSED, ErrorCode.AGENT_UNAVAILABLE)
             frame = wire.Cancel(ErrorCode.PEER_LOST if ours else code, message[:1024])
             self.effects.append(ToPeer(out.peer, False, out.transfer, frame))
+            if (peer := self.peers.get(out.peer)) is not None:
+                peer.cancels[out.transfer] = frame
+                if len(peer.cancels) > MAX_CANCELS:
+                    peer.cancels.popitem(last=False)
         self.fail(out, code, message, now_ns)
 
     def fail(self, out: Outgoing, code: ErrorCode, message: str, now_ns: int) -> None:
@@ -194,14 +220,11 @@ class Sender:
             book.used = True
             if (padding := self.warmer.under_way) is not None and padding.link == out.link:
                 self.cancel(padding, ErrorCode.CANCELLED, "something real is to be sent", now_ns)
-        pair = (envelope.source, envelope.destination)
-        used = peer.eager_used_bytes.get(pair, 0)
-        out.eager = used + out.nbytes <= peer.eager_bytes
-        if out.eager and out.nbytes:
-            peer.eager_used_bytes[pair] = used + out.nbytes
-        offer = wire.Offer(envelope, entry.incarnation, out.chunk_bytes, out.eager)
+        out.eager = self._take_budget(peer, out)
+        out.dst_incarnation = entry.incarnation
+        offer = wire.Offer(envelope, entry.incarnation, out.chunk_bytes, out.eager, out.again)
         self.effects.append(ToPeer(peer.name, False, out.transfer, offer))
-        if not out.eager:
+        if not out.eager or out.again:
             out.step(SendInput.OFFERED)
         elif out.free:
             out.step(SendInput.OFFERED_FREE)
@@ -211,11 +234,57 @@ class Sender:
             self.asking.request(out, now_ns)
         self.asking.telling.state(out, 0)
 
+    @staticmethod
+    def _take_budget(peer: Peer, out: Outgoing) -> bool:
+        """Whether a message fits its pair's eager budget; it is counted then."""
+        pair = (out.envelope.source, out.envelope.destination)
+        used = peer.eager_used_bytes.get(pair, 0)
+        if used + out.nbytes > peer.eager_bytes:
+            return False
+        if out.nbytes:
+            peer.eager_used_bytes[pair] = used + out.nbytes
+        return True
+
+    def _offer_again(self, peer: Peer) -> None:
+        """The connections stand again: offer all that was under way, in order, before anything new."""
+        for out in [o for o in self.transfers.values() if o.peer == peer.name and o.state is SendState.BROKEN]:
+            out.again = True
+            out.eager = out.eager and self._take_budget(peer, out)
+            offer = wire.Offer(out.envelope, out.dst_incarnation, out.chunk_bytes, out.eager, again=True)
+            self.effects.append(ToPeer(peer.name, False, out.transfer, offer))
+            out.step(SendInput.OFFERED_AGAIN)
+            self.asking.telling.state(out, 0)
+        for transfer, frame in peer.cancels.items():
+            self.effects.append(ToPeer(peer.name, False, transfer, frame))
+        peer.cancels.clear()
+        self.effects.append(ToPeer(peer.name, False, wire.NO_TRANSFER, wire.OfferedAll()))
+
+    def held(self, out: Outgoing, frame: wire.Held, now_ns: int) -> None:
+        """The receiver says what it has of a message that was offered again: send the rest."""
+        if out.state is not SendState.CREDIT or not out.again or out.peer is None:
+            return
+        sound = wire.MIN_CHUNK_BYTES <= frame.chunk_bytes <= wire.MAX_CHUNK_BYTES
+        if not sound or not out.resume(frame.chunk_bytes, frame.ranges):
+            text = f"{out.envelope.describe()}: agent {out.peer} claims to hold parts of it that can't be"
+            self.cancel(out, ErrorCode.PROTOCOL, text, now_ns)
+            return
+        self.resumed_transfers += 1
+        self.kept_bytes += out.held_before_bytes
+        self._go_on(out, SendInput.HELD, now_ns)
+
     def credited(self, out: Outgoing, now_ns: int) -> None:
         """The receiver holds memory for it now."""
         if out.state is not SendState.CREDIT or out.peer is None:
             return  # a repeated CREDIT, or one that crossed our cancel
-        out.step(SendInput.CREDITED)
+        if out.again:
+            out.start_over()  # what an earlier life of its agent had, this one hasn't
+        self._go_on(out, SendInput.CREDITED, now_ns)
+
+    def _go_on(self, out: Outgoing, given: SendInput, now_ns: int) -> None:
+        assert out.peer is not None
+        out.step(given)
+        if not out.requested:
+            self.asking.resumed(out)
         if out.free:
             out.step(SendInput.GRANTED)
             self._send_free(out, self.peers[out.peer])
@@ -225,6 +294,8 @@ class Sender:
 
     def turned_down(self, out: Outgoing, now_ns: int) -> None:
         """The receiver had no memory for an eager offer: it throws the data away; keep it whole for CREDIT."""
+        if out.state is SendState.CREDIT:
+            out.eager = False  # offered again, and there was no memory
         if not out.eager or out.state not in (SendState.QUEUED, SendState.SENDING, SendState.UNACKED):
             return
         out.eager = False
@@ -297,8 +368,12 @@ class Sender:
 
     def acked(self, out: Outgoing, frame: wire.Ack, now_ns: int) -> None:
         """Whole, verified, told to the receiving client."""
-        if out.state not in (SendState.UNACKED, SendState.SENDING, SendState.QUEUED) or frame.nbytes != out.nbytes:
+        states = (SendState.UNACKED, SendState.SENDING, SendState.QUEUED)
+        late = out.again and out.state is SendState.CREDIT  # acknowledged before the break, and again now
+        if not (out.state in states or late) or frame.nbytes != out.nbytes:
             return
+        if out.peer is not None and (peer := self.peers.get(out.peer)) is not None and out.nbytes and not late:
+            peer.proven, peer.away_since_ns = True, None
         out.step(SendInput.ACKED)
         self._close(out, True, min(frame.arrival_span_ns, MAX_DURATION_NS), now_ns)
         self.effects.append(TellSendDone(out.envelope.source, out.transfer))
@@ -369,12 +444,14 @@ class Sender:
         peer = self.peers.get(name)
         if peer is None:
             return
-        peer.connected = True
+        peer.connected, peer.connected_ns, peer.proven = True, now_ns, False
         peer.eager_bytes = eager_bytes
         peer.pace_bytes_per_s = -1
         peer.warm_ups = 0
         peer.free.clear()
         peer.eager_used_bytes.clear()
+        if peer.broke:
+            self._offer_again(peer)
         at_peer = {entry.endpoint for entry in self.directory.of_agent(name)}
         if name.site == self.config.agent.site:
             self.asking.pace(name, now_ns)
@@ -388,28 +465,54 @@ class Sender:
         for book in self.asking.links.values():
             book.peer_gone(name, now_ns)
 
-    def peer_lost(self, name: AgentName, reason: str, now_ns: int) -> None:
-        """The connections to a peer are gone: what was under way there can't be completed (not resumed yet)."""
+    def peer_lost(self, name: AgentName, reason: str, now_ns: int, silent_ns: int = 0) -> None:
+        """The connections to a peer are gone: what is under way there waits for them, for ``peer_timeout``.
+
+        :param silent_ns: how long nothing had been heard of it by then.
+        """
         peer = self.peers.get(name)
         if peer is None:
             return
-        peer.connected = False
+        stood_ns = now_ns - peer.connected_ns
+        peer.connected, peer.broke = False, True
         peer.last_error = reason
+        if peer.away_since_ns is None or peer.proven or stood_ns > UNPROVEN_NS:
+            peer.away_since_ns = now_ns - min(silent_ns, stood_ns)
         for book in self.asking.links.values():
             book.peer_gone(name, now_ns)
         for out in [o for o in self.transfers.values() if o.peer == name and o.state is not SendState.RESOLVING]:
-            message = (
-                f"{out.envelope.describe()}: the connection to agent {name} broke while {PHASES[out.state].label} "
-                f"({min(out.nbytes, out.taken_bytes)} of {out.nbytes} bytes handed to it): {reason}. "
-                "Send it again once the agent is back"
-            )
-            self.fail(out, ErrorCode.PEER_LOST, message, now_ns)
+            if out.padding:
+                self.fail(out, ErrorCode.PEER_LOST, reason, now_ns)
+                continue
+            self.asking.interrupted(out, now_ns)
+            out.step(SendInput.LINK_LOST)
+            self.asking.telling.state(out, 0)
+
+    def _stays_away(self, peer: Peer, now_ns: int) -> None:
+        """A peer has been away for ``peer_timeout``: what waits for it fails."""
+        away_s = (now_ns - (peer.away_since_ns or now_ns)) / NANOS
+        address = peer.wanted.address if peer.wanted is not None else "?"
+        for out in [o for o in self.transfers.values() if o.peer == peer.name and o.state is SendState.BROKEN]:
+            done = min(out.nbytes, out.taken_bytes)
+            if peer.connected_ns > (peer.away_since_ns or 0):
+                why = (
+                    f"no progress for {away_s:.1f} s after {done} of {out.nbytes} bytes: connections from "
+                    f"{self.config.data_address} to agent {peer.name} at {address} come up and break again without "
+                    f"letting data through (MTU? a firewall?); the last one ended with: {peer.last_error}"
+                )
+            else:
+                why = (
+                    f"agent {peer.name} at {address} has been away for {away_s:.1f} s ({done} of {out.nbytes} bytes "
+                    f"were handed to it): {peer.last_error}. Send it again once the agent is back"
+                )
+            self.cancel(out, ErrorCode.PEER_LOST, f"{out.envelope.describe()}: {why}", now_ns)
 
     # -------------------------------------------------------------------------------------- timers
 
     def next_deadline_ns(self) -> int | None:
         """Earliest time at which :meth:`tick` has something to do."""
         times = [self._gives_up_ns(self.transfers[waiting[0]]) for waiting in self._unoffered.values() if waiting]
+        times += [due_ns for due_ns in map(self._away_too_long_ns, self.peers.values()) if due_ns is not None]
         return min(times + self.asking.deadlines_ns(), default=None)
 
     def tick(self, now_ns: int) -> None:
@@ -419,10 +522,22 @@ class Sender:
                 self._give_up(self.transfers[waiting[0]], now_ns)
         for destination in [d for d, waiting in self._unoffered.items() if not waiting]:
             del self._unoffered[destination]
+        for peer in self.peers.values():
+            due_ns = self._away_too_long_ns(peer)
+            if due_ns is not None and due_ns <= now_ns:
+                self._stays_away(peer, now_ns)
         self.asking.tick(now_ns)
 
+    def _away_too_long_ns(self, peer: Peer) -> int | None:
+        """When what waits for a peer to come back fails; None: nothing does."""
+        if peer.connected or peer.away_since_ns is None:
+            return None
+        waits = any(o.peer == peer.name and o.state is SendState.BROKEN for o in self.transfers.values())
+        return peer.away_since_ns + self.config.peer_timeout_ns if waits else None
+
     def _gives_up_ns(self, out: Outgoing) -> int:
-        known = self.directory.get(out.envelope.destination) is not None
+        destination = out.envelope.destination
+        known = self.directory.get(destination) is not None or destination in self.awaited
         return out.posted_ns + (self.config.peer_timeout_ns if known else self.config.resolve_timeout_ns)
 
     def _give_up(self, out: Outgoing, now_ns: int) -> None:

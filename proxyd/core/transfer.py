@@ -23,14 +23,43 @@ Sending end::
 Every state but DONE can fail; failing is final. A same-agent message takes none of the middle: RESOLVING ->
 HANDED_OVER -> DONE.
 
+A broken connection (any of the control and data connections to the peer: they stand and fall together)::
+
+    CREDIT, QUEUED, SENDING, UNACKED --link_lost--> BROKEN --offered_again--> CREDIT --held--> QUEUED --> ... as before
+                                                      ^                         |  |
+                                                      +-------link_lost---------+  +--acked--> DONE
+
+  BROKEN      the connection to the receiver's agent is gone. Nothing is asked for or held; the agent dials again. After
+              ``peer_timeout`` away the message fails with PEER_LOST, on both sides, each by its own clock
+
+Resuming goes by these rules; together they make "exactly once, in order, whole, or an error on both sides".
+
+1. *Nothing taken is given up.* The sender's block is the agent's until ACK or failure, so every byte can go again.
+2. *In order.* When the peer is there again, all that is BROKEN is offered again first, in the order in which it was
+   posted, then whatever has waited since. Offers to one destination thus always rise in sequence.
+3. *The receiver answers each*, from what it knows (:mod:`proxyd.core.receiving`): HELD with the ranges that are
+   verified and in place, ACK if it was delivered (also long ago: :mod:`proxyd.wire.fence`), FAIL if it ended otherwise,
+   CREDIT once it has memory, if it had none. Nothing is sent before the answer, so nothing that the receiver holds.
+4. *What the sender gave up meanwhile* it says with CANCEL after the offers, also what it had said right before the
+   break. OFFERED_ALL then ends the list: what else the receiver has of that life of the agent will not come.
+5. *A new life of an agent* (another incarnation) has nothing to offer until its trainers are back. The receiver keeps
+   what it holds of the earlier life for ``peer_timeout``; messages are named by the trainer's incarnation and sequence,
+   so an offer by the new life continues the old message. A receiver that was restarted holds nothing: it takes
+   the offer for a new one, and all is sent again.
+6. *Accounts.* Granted bytes that the transfer holds unspent go back at once, and the coordinator's queue forgets it;
+   bytes in the kernel's hands count as delivered (nothing of them is outstanding any more). It asks anew for what is
+   missing.
+7. *A path that takes small frames only* (an MTU black hole) lets every handshake pass and no data. So the time away
+   goes on over connections that broke again without progress, and the error says so.
+
 Receiving end::
 
     OFFERED --accepted--> WANTED --allocated--> LANDING --complete--> LANDED --released--> RELEASED
        +--------------------(eager)-------------->^
 
 Bytes are conserved: the chunks of a transfer are partitioned at all times into unsent, taken (handed to a stream) and,
-at the receiver, landed; a chunk returns from taken to unsent only by a NACK, a TURNED_DOWN or the end of its
-connection.
+at the receiver, landed; a chunk returns from taken to unsent only by a NACK, a TURNED_DOWN or a HELD that doesn't name
+it.
 """
 
 from __future__ import annotations
@@ -60,6 +89,7 @@ class SendState(enum.Enum):
     QUEUED = "queued"
     SENDING = "sending"
     UNACKED = "unacked"
+    BROKEN = "broken"
     HANDED_OVER = "handed over"
     DONE = "done"
     FAILED = "failed"
@@ -77,6 +107,9 @@ class SendInput(enum.Enum):
     STARVED = "starved"
     ALL_SENT = "all sent"
     NACKED = "nacked"
+    LINK_LOST = "link lost"
+    OFFERED_AGAIN = "offered again"
+    HELD = "held"
     HANDED_OVER = "handed over"
     ACKED = "acked"
     FAILED = "failed"
@@ -127,6 +160,11 @@ SEND_TABLE: Mapping[tuple[SendState, SendInput], SendState] = {
     (_S.SENDING, _I.ACKED): _S.DONE,
     (_S.QUEUED, _I.ACKED): _S.DONE,
     (_S.HANDED_OVER, _I.ACKED): _S.DONE,
+    **{(state, _I.LINK_LOST): _S.BROKEN for state in (_S.CREDIT, _S.QUEUED, _S.SENDING, _S.UNACKED, _S.BROKEN)},
+    (_S.BROKEN, _I.OFFERED_AGAIN): _S.CREDIT,
+    (_S.CREDIT, _I.HELD): _S.QUEUED,
+    # Delivered before the break; only its acknowledgement was lost.
+    (_S.CREDIT, _I.ACKED): _S.DONE,
     **{(state, _I.FAILED): _S.FAILED for state in _S if state not in (_S.DONE, _S.FAILED)},
 }
 
@@ -146,6 +184,7 @@ PHASES: Mapping[SendState, SendPhase] = {
     _S.QUEUED: SendPhase.QUEUED,
     _S.SENDING: SendPhase.SENDING,
     _S.UNACKED: SendPhase.UNACKNOWLEDGED,
+    _S.BROKEN: SendPhase.RECONNECTING,
     _S.HANDED_OVER: SendPhase.UNACKNOWLEDGED,
     _S.DONE: SendPhase.UNACKNOWLEDGED,
     _S.FAILED: SendPhase.UNACKNOWLEDGED,
@@ -209,6 +248,12 @@ class Outgoing:
     """The trainer has closed; the message goes on until then. 0: the trainer is there."""
     told_phase: SendPhase | None = None
     expected_finish_ns: int = 0
+    dst_incarnation: int = 0
+    """The life of the receiver that it was offered to first; no later one may get it."""
+    again: bool = False
+    """It may have been offered before: over a connection that broke, or by an earlier life of this agent."""
+    held_before_bytes: int = 0
+    """What the receiver held when it was last asked."""
 
     def step(self, given: SendInput) -> None:
         """Move by the table."""
@@ -244,7 +289,9 @@ class Outgoing:
         """``(offset, length)`` of the next chunk whose bytes exist, or None."""
         if self.resend:
             offset = self.resend[0]
-            return offset, min(self.chunk_bytes, self.nbytes - offset)
+            length = min(self.chunk_bytes, self.nbytes - offset)
+            # Not filled: only after its trainer posted it again to a restarted agent.
+            return (offset, length) if offset + length <= self.filled_bytes else None
         length = min(self.chunk_bytes, self.nbytes - self.next_offset)
         if length <= 0 or self.next_offset + length > self.filled_bytes:
             return None
@@ -274,6 +321,25 @@ class Outgoing:
         self.held_bytes = 0
         self.wanted_bytes = self.granted_bytes + self.nbytes
 
+    def resume(self, chunk_bytes: int, ranges: tuple[int, ...]) -> bool:
+        """The receiver holds these ranges (offset, length in turns; whole chunks, ascending): send the others only.
+        False: that can't be, and nothing was changed."""
+        end = 0
+        missing: list[int] = []
+        for offset, length in zip(ranges[::2], ranges[1::2], strict=False):
+            whole = offset + length == self.nbytes or not length % chunk_bytes
+            if offset < end or offset % chunk_bytes or not length or not whole or offset + length > self.nbytes:
+                return False
+            missing += range(end, offset, chunk_bytes)
+            end = offset + length
+        self.chunk_bytes = chunk_bytes
+        self.resend = deque(missing)
+        self.next_offset = end
+        self.held_bytes = 0
+        self.held_before_bytes = sum(ranges[1::2])
+        self.wanted_bytes = self.granted_bytes + self.nbytes - self.held_before_bytes
+        return True
+
     def returned(self, nbytes: int) -> None:
         """``nbytes`` that it held unspent went back to the coordinator: they are needed again."""
         self.held_bytes -= nbytes
@@ -299,6 +365,14 @@ class Incoming:
     landed_bytes: int = 0
     first_arrival_ns: int = 0
     last_arrival_ns: int = 0
+    dst_incarnation: int = 0
+    """The life of the receiver that it is for."""
+    budgeted: bool = False
+    """It counts against the eager budget of the connection that stands."""
+    answer_due: bool = False
+    """It was offered again and there was no memory yet: the sender waits for CREDIT or TURNED_DOWN."""
+    connection: int = 0
+    """Over which of its peer's connections (they are counted) it was offered last."""
 
     def step(self, given: RecvInput) -> None:
         """Move by the table."""
@@ -318,6 +392,17 @@ class Incoming:
     def prefix_bytes(self) -> int:
         """Bytes in place from the start without a gap."""
         return min(self.nbytes, self.prefix_chunks * self.chunk_bytes)
+
+    def held_ranges(self, limit: int) -> tuple[int, ...]:
+        """What is in place: offset and length in turns, ascending; at most ``limit`` of them, the first ones."""
+        ranges: list[int] = []
+        start = self.landed.find(1)
+        while start >= 0 and len(ranges) < 2 * limit:
+            end = self.landed.find(0, start)
+            end = len(self.landed) if end < 0 else end
+            ranges += (start * self.chunk_bytes, min(self.nbytes, end * self.chunk_bytes) - start * self.chunk_bytes)
+            start = self.landed.find(1, end)
+        return tuple(ranges)
 
     def allocated(self) -> None:
         """Memory is there: start the chunk map."""

@@ -18,9 +18,10 @@ then switches it off.
 from __future__ import annotations
 
 from proxyd.core.agent_config import AgentConfig
-from proxyd.core.asking import Asking, Peer
+from proxyd.core.asking import Asking
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.core.linkbook import NANOS, LinkBook
+from proxyd.core.peering import Peer
 from proxyd.core.transfer import Outgoing, SendState
 from proxyd.wire.envelope import Envelope, TrafficClass
 

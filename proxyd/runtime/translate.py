@@ -295,7 +295,11 @@ _COORDINATOR_KINDS: dict[str, Spec] = {
             "missing": _AGENT_NAME.many(),
         },
     ),
-    "directory": Spec(core.Directory, pb.Directory, {"entries": _ENTRY.many(), "gone": _GONE.many(), "full": _FLAG}),
+    "directory": Spec(
+        core.Directory,
+        pb.Directory,
+        {"entries": _ENTRY.many(), "gone": _GONE.many(), "full": _FLAG, "unsure": _ENDPOINT.many()},
+    ),
 }
 
 _AUTH_FIELDS = {"protocol_version", "nonce", "mac"}

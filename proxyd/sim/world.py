@@ -28,6 +28,9 @@ from proxyd.sim.trainer import Fate, Trainer
 LOCAL = LinkModel(1_250_000_000, 50_000, 1 << 30)
 """Within a site."""
 
+PEER_TIMEOUT_NS = 10_000_000_000
+"""A third of the daemon's: within the time that a run gets to settle (``scenario.SETTLE_NS``)."""
+
 
 class CoordinatorHost:
     """One life of a coordinator, and its sessions."""
@@ -183,7 +186,14 @@ class World:
         """Start an agent; it connects to its coordinators."""
         incarnation = self.rng.getrandbits(63)
         address = f"10.{len(self.hosts)}.0.1:7500"
-        config = AgentConfig(name, incarnation, address, coordinators, stream_capacity_bytes=self.stream_capacity_bytes)
+        config = AgentConfig(
+            name,
+            incarnation,
+            address,
+            coordinators,
+            stream_capacity_bytes=self.stream_capacity_bytes,
+            peer_timeout_ns=PEER_TIMEOUT_NS,
+        )
         host = AgentHost(self, config, memory_bytes)
         self.hosts[name] = host
         for coordinator in coordinators:

@@ -1178,21 +1178,27 @@ class Directory(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
+    UNSURE_FIELD_NUMBER: _builtins.int
     full: _builtins.bool
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectoryEntry]: ...
     @_builtins.property
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointGone]: ...
+    @_builtins.property
+    def unsure(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointName]:
+        """Those of the gone ones of which only the agent was lost sight of: their processes may live."""
+
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___DirectoryEntry] | None = ...,
         gone: _abc.Iterable[Global___EndpointGone] | None = ...,
         full: _builtins.bool = ...,
+        unsure: _abc.Iterable[Global___EndpointName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "full", b"full", "gone", b"gone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "full", b"full", "gone", b"gone", "unsure", b"unsure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

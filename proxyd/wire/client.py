@@ -94,6 +94,7 @@ class SendPhase(enum.IntEnum):
     GRANTED = 3
     SENDING = 4
     UNACKNOWLEDGED = 5
+    RECONNECTING = 6
 
     @property
     def label(self) -> str:
@@ -108,6 +109,7 @@ _PHASE_LABELS = {
     SendPhase.GRANTED: "granted",
     SendPhase.SENDING: "sending",
     SendPhase.UNACKNOWLEDGED: "sent, waiting for the acknowledgement",
+    SendPhase.RECONNECTING: "waiting for the connection to the receiver's agent to come back",
 }
 
 

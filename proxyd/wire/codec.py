@@ -25,6 +25,11 @@ class WireError(Exception):
     """The peer's bytes don't follow the protocol; the connection they came on can't be trusted any further."""
 
 
+class DamagedFrame(WireError):
+    """A checksum of the frame's own doesn't hold: bits were lost on the way, or whoever sends doesn't speak this
+    protocol at all."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Codec:
     encode: Encoder

@@ -18,6 +18,14 @@ A transfer::
 OFFERs go out in the order in which the client posted; B keeps that order towards the receiving client. A DATA frame for
 a transfer that B doesn't know (turned down, cancelled) is read and thrown away: a connection never loses step.
 
+After a break A dials again and says what it still has to deliver, in order; B answers each, and only what B lacks is
+sent (:mod:`proxyd.core.transfer` has the rules)::
+
+    OFFER (again = 1) ------------------------->   known: <- HELD (ranges that are in place) | ACK (whole, maybe long
+    OFFER (again = 1) ------------------------->   ago) | FAIL (ended otherwise) | nothing (no memory yet: CREDIT comes)
+    CANCEL of what was given up meanwhile ------>  unknown (B was restarted): as a new one; CREDIT once it has memory
+    OFFERED_ALL ------------------------------->   what else B has of this life of A will not come
+
 Every frame starts with a 48-byte header that carries its own CRC-32; the payload or body has a checksum of its own
 (algorithm byte), so a flipped bit anywhere is noticed before a length is believed.
 """
@@ -31,7 +39,22 @@ import zlib
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES
-from proxyd.wire.codec import WireError, blob, decode_body, encode_body, flag, nested, note, text, u8, u16, u32, u64
+from proxyd.wire.codec import (
+    DamagedFrame,
+    WireError,
+    blob,
+    decode_body,
+    encode_body,
+    flag,
+    nested,
+    note,
+    text,
+    u8,
+    u16,
+    u32,
+    u64,
+    u64_list,
+)
 from proxyd.wire.envelope import MAX_JOB_BYTES, MAX_TRANSFER_BYTES, Envelope, TransferId
 
 PROTOCOL_VERSION = 1
@@ -43,6 +66,8 @@ HEADER_BYTES = _FIELDS.size + 4  # and the CRC-32 of the fields
 MAX_BODY_BYTES = 16 << 10
 MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 4 << 20
+MAX_HELD_RANGES = 500
+"""Ranges that one HELD tells. Chunks arrive nearly in order, so there are about as many ranges as streams."""
 
 
 class ChecksumAlgorithm(enum.IntEnum):
@@ -114,7 +139,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
     if len(view) != HEADER_BYTES:
         raise WireError(f"a header has {HEADER_BYTES} bytes, not {len(view)}")
     if zlib.crc32(view[: _FIELDS.size]) != int.from_bytes(view[_FIELDS.size :], "little"):
-        raise WireError("frame header fails its CRC: not a proxyd peer, or corrupted on the way")
+        raise DamagedFrame("frame header fails its CRC: not a proxyd peer, or corrupted on the way")
     magic, version, kind, flags, algorithm, length, incarnation, sequence, offset, checksum = _FIELDS.unpack_from(view)
     if magic != MAGIC:
         raise WireError(f"frame magic is {magic:#06x}, not {MAGIC:#06x}: not a proxyd peer")
@@ -183,7 +208,8 @@ class Offer:
     """A message is coming. ``eager``: the sender counted it against its budget and will not wait for CREDIT.
 
     ``dst_incarnation``: the life of the receiver that the sender means (0: any); a later life must not get an earlier
-    life's messages.
+    life's messages. ``again``: it may have been offered before, over a connection that broke or by an earlier life of
+    this agent; nothing of it is sent before the receiver has answered.
     """
 
     TYPE = 5
@@ -191,6 +217,7 @@ class Offer:
     dst_incarnation: int = u64()
     chunk_bytes: int = u32()
     eager: bool = flag()
+    again: bool = flag(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +314,26 @@ class EagerReturned:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """Answer to an offer that is made again: the receiver holds memory for it, and these bytes of it, verified.
+
+    ``ranges``: offset and length in turns, ascending. There may be more than are told: what isn't told is sent again,
+    and thrown away. ``chunk_bytes``: of the map that the receiver keeps; the sender goes on with it.
+    """
+
+    TYPE = 19
+    chunk_bytes: int = u32()
+    ranges: tuple[int, ...] = u64_list(2 * MAX_HELD_RANGES)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferedAll:
+    """Everything that was under way before the connection broke has been offered again."""
+
+    TYPE = 20
+
+
+@dataclasses.dataclass(frozen=True)
 class Bye:
     """Orderly end of the connection."""
 
@@ -310,6 +357,8 @@ Frame: TypeAlias = (
     | Ping
     | Pong
     | EagerReturned
+    | Held
+    | OfferedAll
     | Bye
 )
 
@@ -328,7 +377,7 @@ def encode(frame: Frame, transfer: TransferId = NO_TRANSFER) -> bytes:
 def decode_control(header: Header, body: bytes | bytearray | memoryview) -> Frame:
     """Body of a control frame. Raises WireError when its checksum or its fields are wrong."""
     if header.checksum_algorithm != ChecksumAlgorithm.CRC32 or zlib.crc32(body) != header.checksum:
-        raise WireError("control frame fails its checksum: corrupted on the way")
+        raise DamagedFrame("control frame fails its checksum: corrupted on the way")
     frame: Frame = decode_body(FRAMES[header.type], body)
     return frame
 

@@ -21,6 +21,7 @@ from proxyd.core.window import Account
 from proxyd.sim.faults.plan import FAULTS, PER_MESSAGE, Plan, draw
 from proxyd.sim.faults.runs import Outcome, play, shrink
 from proxyd.wire import peer as wire
+from proxyd.wire.fence import Fate, Fence
 
 SEEDS = 1000
 PART = 125
@@ -95,8 +96,8 @@ def loses_acknowledgements(self: Receiver, peer: Any, transfer: Any, frame: wire
         _answer(self, peer, transfer, frame)
 
 
-def keeps_what_a_dead_peer_sent(self: Receiver, peer: Any, reason: str) -> None:
-    pass
+def forgets_what_was_delivered(self: Fence, sequence: int) -> Fate:
+    return Fate.NEW
 
 
 def leaves_blocks_of_dead_clients(self: Receiver, endpoint: Any, reason: str) -> None:
@@ -126,11 +127,11 @@ _allocated = AgentMachine._allocated
 @pytest.mark.parametrize(
     ("owner", "name", "mistake", "seeds"),
     [
-        (Asking, "granted", accepts_any_epoch, 150),
+        (Asking, "granted", accepts_any_epoch, 600),
         (LinkBook, "give_back", forgets_what_was_returned, 60),
         (Receiver, "chunk", marks_damaged_chunks, 100),
         (Receiver, "_answer", loses_acknowledgements, 20),
-        (Receiver, "inbound_closed", keeps_what_a_dead_peer_sent, 60),
+        (Fence, "fate", forgets_what_was_delivered, 60),
         (Receiver, "client_gone", leaves_blocks_of_dead_clients, 60),
         (Incoming, "prefix_bytes", property(answers_prefix_of_all), 20),
         (Account, "grant", grants_twice_what_it_counts, 20),

@@ -42,6 +42,12 @@ class World:
         self._pumps: deque[tuple[AgentName, AgentName]] = deque()
         self._taken: dict[tuple[AgentName, AgentName], int] = {}
         self.endpoints: list[DirectoryEntry] = []
+        self.down: set[tuple[AgentName, AgentName]] = set()
+        """(sender, receiver) whose connections are broken."""
+        self.arrivals: list[tuple[TransferId, int]] = []
+        self.break_at = 0
+        """Cut everything between all agents before this step (they are counted from 1)."""
+        self.steps = 0
         for index, name in enumerate(agents):
             agent = AgentName.parse(name)
             config = AgentConfig(agent, index + 1, f"{name}:1", coordinators)
@@ -138,10 +144,64 @@ class World:
         taken = self._taken.get(key, 0)
         self.put(name, ev.SendProgress(key[1], taken - unsent, taken - unsent, unsent, 60 * MS, 60 * MS, 0, 48_000_000))
 
+    def cut(self, sender: str, receiver: str, *, silent_ms: int = 0) -> None:
+        """The connections from one agent to another break; what is under way on them is lost, both ends hear of it."""
+        link = (AgentName.parse(sender), AgentName.parse(receiver))
+        if link in self.down:
+            return
+        self.down.add(link)
+        self._queue = deque(item for item in self._queue if not self._is_on(link, *item))
+        self._pumps = deque(item for item in self._pumps if item != link)
+        self._taken.pop(link, None)
+        self._queue.append((link[0], ev.PeerDisconnected(link[1], "cut", silent_ms * MS)))
+        incarnation = self.machines[link[0]].config.incarnation
+        self._queue.append((link[1], ev.InboundClosed(link[0], incarnation, "cut", silent_ms * MS)))
+
+    @staticmethod
+    def _is_on(link: tuple[AgentName, AgentName], name: AgentName, event: ev.AgentEvent) -> bool:
+        match event:
+            case ev.PeerFrame(peer, inbound):
+                return link == ((peer, name) if inbound else (name, peer))
+            case ev.ChunkArrived(peer):
+                return link == (peer, name)
+            case _:
+                return False
+
+    def heal(self, sender: str, receiver: str) -> None:
+        """They stand again."""
+        link = (AgentName.parse(sender), AgentName.parse(receiver))
+        self.down.discard(link)
+        self._queue.append((link[1], ev.InboundOpened(link[0], self.machines[link[0]].config.incarnation)))
+        incarnation = self.machines[link[1]].config.incarnation
+        self._queue.append((link[0], ev.PeerConnected(link[1], incarnation, self.eager_bytes)))
+        self.run()
+
+    def restart(self, name: str) -> None:
+        """An agent's process is killed and started again; nothing of it is left."""
+        agent = AgentName.parse(name)
+        for other in self.machines:
+            if other != agent:
+                self.cut(name, str(other))
+                self.cut(str(other), name)
+        old = self.machines[agent].config
+        self._queue = deque(item for item in self._queue if item[0] != agent)
+        config = AgentConfig(agent, old.incarnation + 100, old.data_address, old.coordinators)
+        self.machines[agent] = AgentMachine(config)
+        self.endpoints = [e for e in self.endpoints if e.agent != agent]
+        self.run()
+
     def run(self) -> None:
         for _ in range(100_000):
+            self.steps += 1
+            if self.steps == self.break_at:
+                for sender in self.machines:
+                    for receiver in self.machines:
+                        if sender != receiver:
+                            self.cut(str(sender), str(receiver))
             if self._queue:
                 name, event = self._queue.popleft()
+                if isinstance(event, ev.ChunkArrived) and event.good:
+                    self.arrivals.append((event.transfer, event.offset))
                 for effect in self.machines[name].handle(event, self.now_ns):
                     self._perform(name, effect)
             elif self._pumps:
@@ -156,7 +216,7 @@ class World:
             self.chunks.append((name, chunk))
             if chunk.granted:
                 self._taken[name, peer] = self._taken.get((name, peer), 0) + chunk.length
-            if not self.lose_chunks:
+            if not self.lose_chunks and (name, peer) not in self.down:
                 good = (chunk.transfer, chunk.offset) not in self.corrupt
                 self.corrupt.discard((chunk.transfer, chunk.offset))
                 arrived = ev.ChunkArrived(name, chunk.transfer, chunk.offset, chunk.length, good)
@@ -168,10 +228,15 @@ class World:
             case fx.ToCoordinator():
                 self.asked.append((name, effect.message))
                 self.asked_of.append((effect.address, effect.message))
+            case fx.ToPeer() if ((effect.peer, name) if effect.inbound else (name, effect.peer)) in self.down:
+                pass
             case fx.ToPeer():
                 self._queue.append((effect.peer, ev.PeerFrame(name, not effect.inbound, effect.transfer, effect.frame)))
             case fx.WantPeer():
+                if (name, effect.peer) in self.down:
+                    return
                 incarnation = self.machines[effect.peer].config.incarnation
+                self._queue.append((effect.peer, ev.InboundOpened(name, self.machines[name].config.incarnation)))
                 self._queue.append((name, ev.PeerConnected(effect.peer, incarnation, self.eager_bytes)))
             case fx.Pump():
                 self._pumps.append((name, effect.peer))

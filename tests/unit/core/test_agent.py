@@ -310,14 +310,18 @@ def test_a_lost_peer_fails_what_is_under_way_on_both_sides() -> None:
     transfer = world.post("a/0", 1, 0, 1, 2 * MIB)
     world.grant("a/0", transfer, MIB)
     world.put("a/0", ev.PeerDisconnected(AgentName("b", "0"), "reset"))
+    world.put("b/0", ev.InboundClosed(AgentName("a", "0"), 1, "reset"))
+    world.advance(29_000)
+    assert not world.tells(fx.TellSendFailed)
+    assert not world.tells(fx.TellRecvFailed)
+    assert world.asks(Report)[-1].returned_bytes == 0
+    assert world.asks(Report)[-1].delivered_bytes == MIB, "bytes that died with their connection are not outstanding"
+    world.advance(1_100)
     failed = world.tells(fx.TellSendFailed)[0]
     assert failed.code is ErrorCode.PEER_LOST
     assert failed.bytes_done == MIB
-    world.put("b/0", ev.InboundClosed(AgentName("a", "0"), 1, "reset"))
+    assert "agent b/0 at b/0:1 has been away for 30.0 s" in failed.message
     assert world.tells(fx.TellRecvFailed)[0].code is ErrorCode.PEER_LOST
-    assert world.asks(Report)[-1].returned_bytes == 0
-    world.advance(1)
-    assert world.asks(Report)[-1].delivered_bytes == MIB, "bytes that died with their connection are not outstanding"
 
 
 def test_a_dead_receiver_fails_its_senders() -> None:

@@ -255,6 +255,8 @@ def test_full_of_one_does_not_remove_what_the_other_listed() -> None:
     assert listed(world) == ENTRY
     say(world, TWO, Directory((), (), full=True))
     assert listed(world) is None
+    assert not world.tells(fx.TellPeerGone), "its trainer may live"
+    world.advance(30_000)
     assert world.tells(fx.TellPeerGone)[-1].message == "its agent is no longer registered with the coordinator"
 
 

@@ -124,7 +124,7 @@ def test_memory_that_is_found_for_a_message_that_has_ended_is_freed() -> None:
     machine = world.agent("b/0")
     transfer = TransferId(100, 1)
     machine.handle(ev.PeerFrame(A, True, transfer, offer_of(transfer, 0, 1, MIB)), world.now_ns)
-    machine.handle(ev.InboundClosed(A, 1, "reset"), world.now_ns)
+    machine.handle(ev.PeerFrame(A, True, transfer, wire.Cancel(ErrorCode.CANCELLED, "")), world.now_ns)
     effects = machine.handle(ev.BlockAllocated(transfer, 1, 4096), world.now_ns)
     assert effects == [fx.FreeBlock(transfer, RANK[1])]
     assert machine.handle(ev.BlockAllocated(transfer, 1, 4096), world.now_ns) == []

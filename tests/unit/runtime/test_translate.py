@@ -42,6 +42,7 @@ NAMED = {
     "owns": st.lists(st.sampled_from(["a->*", "*->*", "a->b"]), max_size=3).map(tuple),
     "fallback": st.lists(st.tuples(links, rates), max_size=3).map(tuple),
     "gone": st.lists(st.tuples(endpoints, lives, texts), max_size=3).map(tuple),
+    "unsure": st.lists(endpoints, max_size=3).map(tuple),
     "incarnation": lives,
     "agent_incarnation": lives,
 }

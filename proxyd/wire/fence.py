@@ -1,0 +1,76 @@
+"""What has ended at a receiver: the memory that keeps a message from being delivered twice.
+
+Theory of operation
+-------------------
+A sender that lost its connection offers again whatever was not acknowledged, and the acknowledgement may just have been
+lost. So a receiver must know, of each message that was ever offered to it, whether it is new, under way, delivered, or
+ended in another way. To remember every delivered one would take memory without end; it isn't needed, because each
+sender offers its messages to one destination in the order of their sequences. One number, the highest sequence offered
+so far, tells new from known; the receiver has a list of what is under way; of the rest, those that did *not* end well
+are remembered one by one (they are few) and all others were delivered.
+
+The list of failures is bounded. What falls off it is answered with "its end is no longer known", never with success:
+an error too many is allowed, a short success is not.
+
+The agent keeps a fence for each (sender's life, destination's life); the client keeps the same of what it was told, and
+hands it to an agent that was restarted. Pure; used on both sides of the local socket.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterable
+
+MAX_FAILURES = 1024
+"""Failures remembered for one sender and destination: a peer that is lost fails what was under way, some hundred."""
+
+
+class Fate(enum.Enum):
+    """What became of a sequence that is not under way."""
+
+    NEW = "new"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    FORGOTTEN = "forgotten"
+
+
+class Fence:
+    """One sender's life towards one destination's life."""
+
+    __slots__ = ("_failed", "_forgotten_to", "highest")
+
+    def __init__(self, highest: int = 0, failed: Iterable[int] = (), forgotten_to: int = 0) -> None:
+        self.highest = highest
+        """The highest sequence that was ever offered."""
+        self._failed: OrderedDict[int, None] = OrderedDict.fromkeys(failed)
+        self._forgotten_to = forgotten_to
+        """Failures up to this sequence may be missing from the list."""
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Sequences that ended without delivery, as far as they are remembered."""
+        return tuple(self._failed)
+
+    @property
+    def forgotten_to(self) -> int:
+        """Up to here an end that isn't remembered may have been a failure."""
+        return self._forgotten_to
+
+    def offered(self, sequence: int) -> None:
+        """A message was offered; it is under way from here on."""
+        self.highest = max(self.highest, sequence)
+
+    def ended_badly(self, sequence: int) -> None:
+        """A message that was under way failed, was refused or was taken back."""
+        self._failed[sequence] = None
+        if len(self._failed) > MAX_FAILURES:
+            self._forgotten_to = max(self._forgotten_to, self._failed.popitem(last=False)[0])
+
+    def fate(self, sequence: int) -> Fate:
+        """Of a message that is not under way."""
+        if sequence > self.highest:
+            return Fate.NEW
+        if sequence in self._failed:
+            return Fate.FAILED
+        return Fate.FORGOTTEN if sequence <= self._forgotten_to else Fate.DELIVERED
