@@ -17,7 +17,7 @@ TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch)
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test test-faults lint format protos bench clean
+.PHONY: help venv demo test test-faults fuzz lint format protos bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ test: $(TEST_STAMP) ## All tests (PYTEST_ARGS=... is passed on)
 test-faults: $(TEST_STAMP) ## The fault suite alone: every row of docs/reliability.md that a test holds
 	@tools/prepare.sh tests
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+SECONDS ?= 60
+fuzz: $(TEST_STAMP) ## Fuzz every parser, SECONDS=60 for all together; findings in build/fuzz
+	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 
 lint: $(TEST_STAMP) ## ruff, mypy --strict, layers, generated code in step with the protos
 	$(BIN)/ruff check .

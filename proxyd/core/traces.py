@@ -328,6 +328,10 @@ def synthetic(kind: str, mean_bytes_per_s: int, duration_ns: int, seed: int) -> 
 # ------------------------------------------------------------------------------------------- mahimahi
 
 
+MAX_TRACE_MS = 24 * 3600 * 1000
+"""A longer period is a mistake (times in another unit), and its steps would fill the memory."""
+
+
 def parse_opportunities(text: str, source: str) -> list[int]:
     """The milliseconds of a mahimahi-style file: one whole number a line, not decreasing; blank lines don't count.
 
@@ -346,6 +350,11 @@ def parse_opportunities(text: str, source: str) -> list[int]:
             ) from None
         if time_ms < (times_ms[-1] if times_ms else 0):
             raise ConfigError(f"{source}:{number}: {time_ms} ms is before the line above it; sort the file")
+        if time_ms > MAX_TRACE_MS:
+            raise ConfigError(
+                f"{source}:{number}: {time_ms} ms is more than a day",
+                why="times are milliseconds since the trace's start",
+            )
         times_ms.append(time_ms)
     if not times_ms or times_ms[-1] <= 0:
         raise ConfigError(f"{source}: no opportunity after millisecond 0; its last line is the trace's period")

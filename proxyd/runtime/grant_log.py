@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from proxyd import __version__
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CoordinatorEffect
-from proxyd.core.errors import OperatorError
+from proxyd.core.errors import OperatorError, ProxydError
 from proxyd.core.events import CoordinatorEvent, TimePassed
 from proxyd.runtime.plain import Plain, PlainError
 from proxyd.runtime.snapshot import SnapshotError, make, take
@@ -126,6 +126,11 @@ class Recorder:
         self._sink(_to_json(record).encode() + b"\n")
 
 
+_UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, ProxydError)
+"""What reading raises for lines that nobody wrote: the plain form trusts its values' types, and the core refuses what
+makes no sense together."""
+
+
 class Record(NamedTuple):
     """One event and its effects."""
 
@@ -158,7 +163,10 @@ class Header:
             raise GrantLogError(
                 f"part {self.part} of the log holds no checkpoint", next_step="Replay it together with the parts before"
             )
-        return CoordinatorMachine(self.config, self.epoch)
+        try:
+            return CoordinatorMachine(self.config, self.epoch)
+        except _UNREADABLE as error:
+            raise GrantLogError(f"part {self.part} of the log has no usable configuration", why=str(error)) from error
 
 
 class Part:
@@ -191,7 +199,7 @@ class Part:
                         raise ValueError("the line has no end")
                     parts = json.loads(line)
                     record = Record(int(parts[0]), event(parts[1]), effects(parts[2]) if len(parts) > 2 else ())
-                except (ValueError, TypeError, LookupError, PlainError) as error:
+                except (*_UNREADABLE, PlainError) as error:
                     last = not file.readline(1)
                     self.torn = (
                         f"{self.path}:{number}: the last line is torn (the process was killed while it was written)"
@@ -212,17 +220,19 @@ def _header(path: Path, line: bytes) -> Header:
             raise GrantLogError(f"{path} has format {found}", why=f"this version reads {FORMAT}")
         config = Plain(value["fields"]).decoder(_CONFIG)(value["config"])
         return Header(
-            value["version"],
-            value["life"],
-            value["part"],
-            value["epoch"],
-            value["start_ns"],
-            value["wall_ns"],
+            str(value["version"]),
+            str(value["life"]),
+            int(value["part"]),
+            int(value["epoch"]),
+            int(value["start_ns"]),
+            int(value["wall_ns"]),
             config,
             value["checkpoint"],
             value["fields"],
         )
-    except (ValueError, TypeError, LookupError, PlainError) as error:
+    except GrantLogError:
+        raise
+    except (*_UNREADABLE, PlainError) as error:
         raise GrantLogError(f"{path} is no grant log", why=f"its first line is no header ({error})") from error
 
 

@@ -118,7 +118,13 @@ def test_a_file_keeps_its_bytes_and_its_period() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("1\nx\n", "f:2: 'x' is not a whole number"), ("5\n4\n", "f:2: 4 ms is before"), ("0\n\n", "no opportunity")],
+    [
+        ("1\nx\n", "f:2: 'x' is not a whole number"),
+        ("5\n4\n", "f:2: 4 ms is before"),
+        ("0\n\n", "no opportunity"),
+        ("1\n86400001\n", "f:2: 86400001 ms is more than a day"),
+        (f"{10**4000}\n", "f:1: .* is more than a day"),
+    ],
 )
 def test_a_wrong_file_names_its_line(text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -193,6 +193,37 @@ def test_what_is_no_log_is_told(path: Path, content: bytes, words: str) -> None:
         Part(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("part", []), ("epoch", "x"), ("start_ns", None), ("wall_ns", {}), ("fields", 7), ("config", 7), ("config", [[]])],
+)
+def test_a_header_with_a_value_of_a_wrong_type_is_told(path: Path, key: str, value: object) -> None:
+    Recorded(path)
+    first, _, rest = path.read_bytes().partition(b"\n")
+    path.write_bytes(json.dumps({**json.loads(first), key: value}).encode() + b"\n" + rest)
+    with pytest.raises(GrantLogError, match="is no grant log"):
+        open_log(path)
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"50000000", b"0"), (b"50000000", b"1e999"), (b"{", b"[" * 100_000)])
+def test_a_header_that_makes_no_sense_is_told(path: Path, old: bytes, new: bytes) -> None:
+    """What the core refuses, what is beyond every number, what is too deep for a parser: nobody gets a traceback."""
+    Recorded(path)
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    with pytest.raises(GrantLogError):
+        replay(open_log(path))
+
+
+def test_a_record_that_makes_no_sense_ends_the_reading(path: Path) -> None:
+    Recorded(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for line in (b"[1e999]\n", b"[" * 100_000 + b"\n", b'[1,["SessionMessage",[1,5]]]\n', b"[null]\n", b"7\n"):
+        path.write_bytes(b"".join([*lines[:5], line, *lines[5:]]))
+        (part,) = open_log(path)
+        assert len(list(part.records())) == 4
+        assert "not a record" in part.torn
+
+
 def test_a_missing_file_is_told(path: Path) -> None:
     with pytest.raises(GrantLogError, match="cannot read"):
         open_log(path)
