@@ -83,6 +83,12 @@ QUEUE_TARGET_OF_BUFFER = 0.3
 PROBE = 0.02
 """First excess of a probe; it doubles from round trip to round trip."""
 PROBE_MOST = 0.25
+SHALLOW = 0.2
+SHALLOW_MARGIN = 0.02
+"""In a buffer of less than a fifth of a round trip the pace stays so much below the estimate, as a believed one does: a
+queue of 2 % of a round trip, and a probe of 2 %, are most of what such a buffer holds beside the hosts' own bursts.
+Simulated at 0.1 BDP (with margin, without): calm 97.1 % used and 0.01 % lost (94.5, 0.04), drift 93.1 and 0.10 (91.8,
+0.21), moderate 85.1 and 0.70 (86.3, 0.92), wild 72.7 and 1.35 (77.4, 1.46)."""
 KNOWN = 0.6
 PROBE_KNOWN = 0.16
 PROBE_MOST_KNOWN = 0.25
@@ -539,6 +545,10 @@ class LinkEstimator:
         # The rate may be nothing at this point: all was lost within a window.
         return known * NANOS / (max(self._rate, LEAST_BYTES_PER_S) * rtt_ns) if known else DEFAULT_BUFFER_SHARE_OF_BDP
 
+    def _shallow(self, rtt_ns: int) -> bool:
+        """The gateway's buffer is known, and holds hardly anything."""
+        return self.buffer_bytes > 0 and self._buffer_share(rtt_ns) < SHALLOW
+
     def _target_ns(self, rtt_ns: int) -> int:
         """q*: the standing queue that is aimed at."""
         target_ns = max(int(rtt_ns * QUEUE_TARGET), QUEUE_TARGET_LEAST_NS)
@@ -563,6 +573,8 @@ class LinkEstimator:
         if now_ns < self._hold_until_ns:
             target_ns, self._excess = 0, 0.0
         gain = 1 + self._excess
+        if self._shallow(rtt_ns):
+            gain -= SHALLOW_MARGIN
         # Nothing is sent for what waits for its acknowledgement only, and it isn't held against the link either.
         pipe_bytes = rate * gain * (rtt_ns + self._back_queue_ns + target_ns) / NANOS
         correction = (pipe_bytes - flow.in_flight_bytes) * NANOS / (rtt_ns + flow.control_rtt_ns)

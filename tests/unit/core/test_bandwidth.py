@@ -68,6 +68,24 @@ def test_a_rate_that_halves(buffer_bdp: float) -> None:
     assert at(link) == pytest.approx(0.5, rel=0.05)
 
 
+def test_a_small_buffer_is_left_a_margin() -> None:
+    """The standing queue is smaller than the target there: the rest is for the bursts of hosts."""
+    rate, rtt_ns = 50_000_000, 60 * MS
+
+    def queue_ns(buffer_bytes: int) -> float:
+        settings = LinkSettings(LINK, rate, rtt_ns, buffer_bytes, mtu_bytes=9000, live=True)
+        link = FluidLink(lambda _: settings.payload_bytes_per_s, rtt_ns=rtt_ns, buffer_bytes=1e9, settings=settings)
+        link.run(2 * SECOND)
+        link.begin_count()
+        link.run(2 * SECOND)
+        assert link.used > 0.97
+        return sum(link.queues) / len(link.queues) / rate * SECOND
+
+    target_ns = 0.3 * 6 * MS
+    assert queue_ns(300_000) < 0.8 * target_ns
+    assert queue_ns(700_000) == queue_ns(3_000_000) == pytest.approx(3 * MS, rel=0.1)
+
+
 @pytest.mark.parametrize("buffer_bdp", [0.1, 1.0])
 def test_a_rate_that_doubles_is_used_to_90_percent_within_20_round_trips(buffer_bdp: float) -> None:
     link = FluidLink(lambda t: RATE / 2 if t < 4 * SECOND else RATE, buffer_bytes=buffer_bdp * BDP)
