@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -602,30 +603,40 @@ def test_series_and_memory_stay_flat_over_tags_ports_and_reconnects(net: Net) ->
         until(lambda a=agent, n=fds: open_fds(a) <= n, "no descriptor leaks")  # type: ignore[misc]
 
 
+CANCEL = """
+import asyncio, sys
+import grpc, uvloop
+from proxyd.runtime.grpc_options import channel_options
+from proxyd.v1.coordination_pb2_grpc import CoordinationStub
+
+async def cancel(address: str, times: int) -> None:
+    for first in range(0, times, 10):
+        async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+            stub = CoordinationStub(channel)
+            for number in range(min(10, times - first)):
+                session = stub.Session()
+                if number % 2:
+                    await session.read()
+                session.cancel()
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(cancel(sys.argv[1], int(sys.argv[2])))
+"""
+"""A process of its own: gRPC's client holds some closed channels' sockets until its process ends."""
+
+
 def test_cancelled_sessions_leave_nothing(net: Net) -> None:
     """ "growth": 10,000 streams that are cancelled, each tenth with its connection."""
     count = 10_000 if FULL else 600
     coordinator = net.cluster.coordinator
 
-    async def cancel(times: int) -> None:
-        for first in range(0, times, 10):
-            async with grpc.aio.insecure_channel(coordinator.address, options=channel_options()) as channel:
-                stub = CoordinationStub(channel)
-                for number in range(min(10, times - first)):
-                    session = stub.Session()
-                    if number % 2:
-                        await session.read()
-                    session.cancel()
-
     def run(times: int) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(cancel(times))
+        subprocess.run([sys.executable, "-c", CANCEL, coordinator.address, str(times)], check=True, timeout=100)
+        until(lambda: scrape(coordinator.metrics).total("proxyd_strangers") == 0, "they are gone")
 
     run(200)
-    until(lambda: scrape(coordinator.metrics).total("proxyd_strangers") == 0, "the first ones are gone")
     memory, fds = rss_bytes(coordinator.pid), open_fds(coordinator)
     run(count)
-    until(lambda: scrape(coordinator.metrics).total("proxyd_strangers") == 0, "all are gone")
     until(lambda: open_fds(coordinator) <= fds, "sockets are flat")
     grown = rss_bytes(coordinator.pid) - memory
     print(f"{count} cancelled sessions: the coordinator has grown by {grown / MIB:.1f} MiB")
