@@ -123,7 +123,8 @@ def test_no_room_in_shared_memory(start: Callable[..., Net]) -> None:
             sender.isend(pattern(5 * MIB, 0, sent), dst=1, tag=9, timeout_s=2)
             sent += 1
     assert caught.value.phase == "waiting for room in shared memory"
-    assert 5 <= sent <= 10
+    # Messages to one rank hold at most three quarters of the room for sending.
+    assert 4 <= sent <= 8
     # Nothing of the one that had no room was sent; the others arrive, and then there is room.
     for number in range(sent):
         assert np.array_equal(receiver.recv(src=0, tag=9, timeout_s=20).array, pattern(5 * MIB, 0, number))
