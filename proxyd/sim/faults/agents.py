@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxyd.core import effects as ef
 from proxyd.core import events as ev
 from proxyd.core.agent import AgentConfig, AgentMachine
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello
-from proxyd.sim.clock import Alarm
 from proxyd.sim.faults import invariants
 from proxyd.sim.faults.peers import WELCOME, PeerConnection, PeerLink
 from proxyd.sim.faults.plan import MS, SECOND
+from proxyd.sim.faults.process import Life, Process
 from proxyd.sim.faults.sessions import ControlSession, Dialling
 from proxyd.sim.faults.trainers import Broken, Message, Trainer, check_code
 
@@ -29,63 +28,6 @@ if TYPE_CHECKING:
 PEER_TIMEOUT_NS = 2500 * MS
 RESOLVE_TIMEOUT_NS = 2 * SECOND
 LINGER_NS = 500 * MS
-
-
-class Process:
-    """Something that runs on a host: it can be stopped, and reads what came meanwhile when it goes on."""
-
-    def __init__(self, world: World, offset_ns: int) -> None:
-        self.world = world
-        self._ahead_ns = offset_ns
-        self._stands_ns: int | None = None
-        self._stops = 0
-        self.unread: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self.on_resume: Callable[[], None] = lambda: None
-
-    @property
-    def now_ns(self) -> int:
-        """Of its own monotonic clock."""
-        clock_ns = self.world.clock.now_ns if self._stands_ns is None else self._stands_ns
-        return clock_ns + self._ahead_ns
-
-    def world_ns(self, own_ns: int) -> int:
-        """When its clock will show ``own_ns``, should it go on running."""
-        return own_ns - self._ahead_ns
-
-    @property
-    def stopped(self) -> bool:
-        """It doesn't get to run."""
-        return self._stops > 0
-
-    @property
-    def suspended(self) -> bool:
-        """Its whole host stands still."""
-        return self._stands_ns is not None
-
-    def stop(self, for_ns: int, *, with_clock: bool) -> None:
-        """It runs no more until then; ``with_clock``: nor does its clock."""
-        self._stops += 1
-        clock = with_clock and self._stands_ns is None
-        if clock:
-            self._stands_ns = self.world.clock.now_ns
-        self.world.clock.after(for_ns, self._go_on, clock)
-
-    def _go_on(self, clock: bool) -> None:
-        self._stops -= 1
-        if clock and self._stands_ns is not None:
-            self._ahead_ns -= self.world.clock.now_ns - self._stands_ns
-            self._stands_ns = None
-        if self._stops:
-            return
-        # Which of the things that are ready a loop looks at first is anybody's guess.
-        resume_first = self.world.rng.random() < 0.5
-        if resume_first:
-            self.on_resume()
-        while self.unread and not self._stops:
-            do, args = self.unread.popleft()
-            do(*args)
-        if not resume_first:
-            self.on_resume()
 
 
 class AgentHost(Process):
@@ -149,12 +91,14 @@ class Block:
     chunks: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-class AgentLife:
+class AgentLife(Life):
     """One life of an agent's process."""
 
+    host: AgentHost
+    machine: AgentMachine
+
     def __init__(self, world: World, host: AgentHost, number: int) -> None:
-        self.world = world
-        self.host = host
+        super().__init__(world, host)
         self.name = host.name
         self.incarnation = (hash_name(host.name) << 16) + number
         self.data_address = f"{host.name.site}-{host.name.name}:7500"
@@ -173,7 +117,6 @@ class AgentLife:
                 warm=shape.windows,
             )
         )
-        self.alive = True
         self.links: dict[AgentName, PeerLink] = {}
         self.inbound: dict[AgentName, PeerConnection] = {}
         self.sessions: dict[str, ControlSession] = {}
@@ -184,31 +127,11 @@ class AgentLife:
         self.attached_trainers: dict[EndpointName, Trainer] = {}
         self._events: deque[ev.AgentEvent] = deque()
         self._busy = False
-        self._alarm = Alarm(world.clock, self._ring)
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def process(self, do: Callable[..., object], *args: Any) -> None:
-        """Do something in this process, when it runs."""
-        if not self.alive:
-            return
-        if self.host.stopped:
-            self.host.unread.append((self.process, (do, *args)))
-        else:
-            do(*args)
-
-    def _ring(self) -> None:
-        if self.alive and not self.host.stopped:
-            deadline_ns = self.machine.next_deadline_ns()
-            if deadline_ns is not None and deadline_ns <= self.host.now_ns:
-                self.emit(ev.TimePassed())
-            else:
-                self.set_alarm()
-
-    def set_alarm(self) -> None:
-        """As the driver does after each event."""
-        deadline_ns = self.machine.next_deadline_ns()
-        self._alarm.set(None if deadline_ns is None else self.host.world_ns(deadline_ns))
+    def pass_time(self) -> None:
+        self.emit(ev.TimePassed())
 
     def resumed(self) -> None:
         """The process goes on."""
@@ -255,8 +178,7 @@ class AgentLife:
 
     def end(self, *, tell: bool) -> None:
         """The process is gone."""
-        self.alive = False
-        self._alarm.set(None)
+        self.die()
         for link in self.links.values():
             link.hang_up("the process ended", tell=tell)
         for peer in list(self.inbound.values()):

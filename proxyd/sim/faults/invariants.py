@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxyd.core.transfer import RecvState
 from proxyd.sim.faults.plan import SECOND
-from proxyd.sim.faults.trainers import Broken
+from proxyd.sim.faults.trainers import Broken, Message
 
 if TYPE_CHECKING:
     from proxyd.sim.faults.agents import AgentLife
@@ -79,10 +79,10 @@ def check_end(world: World) -> None:
         _check_nothing_owed(coordinator)
 
 
-def _stands(world: World, message: object) -> str:
+def _stands(world: World, message: Message) -> str:
     for host in world.hosts.values():
         if host.life is not None:
-            out = host.life.machine.sender.transfers.get(message.transfer)  # type: ignore[attr-defined]
+            out = host.life.machine.sender.transfers.get(message.transfer)
             if out is not None:
                 return f"{host.name} has it {out.state.value}, {out.taken_bytes} bytes taken, needs {out.need_bytes}"
     return "none knows it"

@@ -9,56 +9,36 @@ from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CloseSession, ToAgent
 from proxyd.core.messages import AgentMessage, Grant, Report, Welcome
 from proxyd.runtime import translate
-from proxyd.sim.clock import Alarm
 from proxyd.sim.faults import invariants
 from proxyd.sim.faults.network import Connection
 from proxyd.sim.faults.plan import MS, SECOND
+from proxyd.sim.faults.process import Life, Process
 
 if TYPE_CHECKING:
-    from proxyd.sim.faults.agents import AgentLife, Process
+    from proxyd.sim.faults.agents import AgentLife
     from proxyd.sim.faults.world import World
 
 HELLO_TIMEOUT_NS = 3 * SECOND
 STALE_KEPT = 20
 
 
-class CoordinatorLife:
+class CoordinatorLife(Life):
     """One life of a coordinator's process."""
+
+    machine: CoordinatorMachine
 
     def __init__(
         self, world: World, host: Process, address: str, config: CoordinatorConfig, epoch: int, number: int
     ) -> None:
-        self.world = world
-        self.host = host
+        super().__init__(world, host)
         self.address = address
         self.name = f"{address}#{number}"
         self.machine = CoordinatorMachine(config, epoch)
-        self.alive = True
         self.sessions: dict[int, ControlSession] = {}
-        self._alarm = Alarm(world.clock, self._ring)
         host.on_resume = self.set_alarm
 
-    def process(self, do: Any, *args: Any) -> None:
-        """Do something in this process, when it runs."""
-        if not self.alive:
-            return
-        if self.host.stopped:
-            self.host.unread.append((self.process, (do, *args)))
-        else:
-            do(*args)
-
-    def _ring(self) -> None:
-        if self.alive and not self.host.stopped:
-            deadline_ns = self.machine.next_deadline_ns()
-            if deadline_ns is not None and deadline_ns <= self.host.now_ns:
-                self.emit(ev.TimePassed())
-            else:
-                self.set_alarm()
-
-    def set_alarm(self) -> None:
-        """As the driver does after each event."""
-        deadline_ns = self.machine.next_deadline_ns()
-        self._alarm.set(None if deadline_ns is None or not self.alive else self.host.world_ns(deadline_ns))
+    def pass_time(self) -> None:
+        self.emit(ev.TimePassed())
 
     def emit(self, event: ev.CoordinatorEvent) -> None:
         """An event for the machine."""
@@ -89,8 +69,7 @@ class CoordinatorLife:
 
     def end(self, *, tell: bool = True) -> None:
         """The process is gone."""
-        self.alive = False
-        self._alarm.set(None)
+        self.die()
         for session in list(self.sessions.values()):
             session.connection.close(False, "the coordinator ended", tell=tell)
 

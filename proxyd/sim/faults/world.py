@@ -12,9 +12,10 @@ from proxyd.core.coordinator import CoordinatorConfig
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.sim.clock import Clock
 from proxyd.sim.faults import invariants
-from proxyd.sim.faults.agents import PEER_TIMEOUT_NS, AgentHost, Process
+from proxyd.sim.faults.agents import PEER_TIMEOUT_NS, AgentHost
 from proxyd.sim.faults.network import FOUND_DEAD, Network
 from proxyd.sim.faults.plan import KIB, MS, PER_MESSAGE, SECOND, Plan
+from proxyd.sim.faults.process import Process
 from proxyd.sim.faults.sessions import CoordinatorLife
 from proxyd.sim.faults.trainers import Broken, Message, Trainer
 
