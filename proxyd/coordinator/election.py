@@ -25,7 +25,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from proxyd.core.errors import ProxydError
@@ -95,7 +95,7 @@ class Election:
         ttl_ns: int,
         *,
         clock: Callable[[], int] = boot_clock_ns,
-        sleep: Callable[[float], object] | None = None,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
         self._lock = lock
         self._ttl_ns = ttl_ns
@@ -115,7 +115,7 @@ class Election:
         return self._clock() < self._valid_until_ns
 
     async def _pause(self, for_ns: int) -> None:
-        await self._sleep(for_ns / NS_PER_S)  # type: ignore[misc] # what it answers is awaitable
+        await self._sleep(for_ns / NS_PER_S)
 
     async def acquire(self) -> int:
         """Stand by until the lock is ours; answers its fence. Never raises for a lock service that is away."""
