@@ -97,6 +97,7 @@ class Guard:
                 begun = self._begun
             await asyncio.sleep(SETTLE_S)
             lost = begun - self._served
+            self._lost = min(self._lost, lost)  # one that was given up had its first call late: what comes next counts
             if lost > self._lost:
                 for _ in range(lost - self._lost):
                     self.refusals.add("control", "tls")
