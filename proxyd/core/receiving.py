@@ -7,8 +7,8 @@ trainer's arena, and not before; an acknowledgement that gets lost is given agai
 When a peer's connections break, what is half here stays: block, map, place in the order. The peer offers it again
 (rules in :mod:`proxyd.core.transfer`), and is told what is here. It fails when the peer
 
-* stays away for ``peer_timeout``, or comes back as another life and doesn't offer it within 4 s (its trainers have
-  kept theirs, if they can, and post what was not acknowledged again);
+* stays away for ``peer_timeout``, or comes back as another life and doesn't offer it within 4 s (today's trainers end
+  with their agent, so it never does);
 * comes back as the same life and ends its offers (OFFERED_ALL) without it.
 
 What has ended is kept in mind by a :class:`~proxyd.wire.fence.Fence` for each pair of lives, so that nothing is

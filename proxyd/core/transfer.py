@@ -42,10 +42,9 @@ Resuming goes by these rules; together they make "exactly once, in order, whole,
    CREDIT once it has memory, if it had none. Nothing is sent before the answer, so nothing that the receiver holds.
 4. *What the sender gave up meanwhile* it says with CANCEL after the offers, also what it had said right before the
    break. OFFERED_ALL then ends the list: what else the receiver has of that life of the agent will not come.
-5. *A new life of an agent* (another incarnation) has nothing to offer until its trainers are back. The receiver keeps
-   what it holds of the earlier life for ``peer_timeout``; messages are named by the trainer's incarnation and sequence,
-   so an offer by the new life continues the old message. A receiver that was restarted holds nothing: it takes
-   the offer for a new one, and all is sent again.
+5. *A new life of an agent* (another incarnation) has nothing to offer: its trainers' sessions ended with the old one.
+   What the receiver holds of the earlier life fails 4 s after the return. Messages are named by the trainer's
+   incarnation and sequence, so an offer by the new life would continue the old message; no client posts one again yet.
 6. *Accounts.* Granted bytes that the transfer holds unspent go back at once, and the coordinator's queue forgets it;
    bytes in the kernel's hands count as delivered (nothing of them is outstanding any more). It asks anew for what is
    missing.

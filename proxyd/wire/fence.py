@@ -12,8 +12,7 @@ are remembered one by one (they are few) and all others were delivered.
 The list of failures is bounded. What falls off it is answered with "its end is no longer known", never with success:
 an error too many is allowed, a short success is not.
 
-The agent keeps a fence for each (sender's life, destination's life); the client keeps the same of what it was told, and
-hands it to an agent that was restarted. Pure; used on both sides of the local socket.
+The agent keeps a fence for each (sender's life, destination's life). Pure.
 """
 
 from __future__ import annotations
