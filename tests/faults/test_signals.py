@@ -171,7 +171,7 @@ if pid == 0:
     ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
     os.execv(sys.argv[1], sys.argv[1:])
 signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
-os.closerange(3, 256)
+os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
