@@ -39,10 +39,23 @@ def endpoints(*places: tuple[AgentMember, int], job: str = "job") -> Iterator[li
     try:
         for agent, rank in places:
             opened.append(proxyd_client.connect(job, rank, socket=agent.socket))
+        _await_each_other(opened)
         yield opened
     finally:
         for endpoint in opened:
             endpoint.close(linger_s=0)
+
+
+def _await_each_other(opened: list[proxyd_client.Endpoint]) -> None:
+    """Until each has heard of the others' present lives: those of the test before have ended a moment ago, and what is
+    sent before that news is sent to them, and fails with them."""
+    lives = {one._session.core.identity.rank: one._session.core.identity.incarnation for one in opened}
+
+    def all_know() -> bool:
+        heard = [(rank, one._session.receiver._here) for rank, one in zip(lives, opened, strict=True)]
+        return all(here.get(other) == lives[other] for rank, here in heard for other in lives if other != rank)
+
+    until(all_know)
 
 
 def exchange(sender: proxyd_client.Endpoint, receiver: proxyd_client.Endpoint, data: Bytes, **how: Any) -> None:
