@@ -59,7 +59,7 @@ def start(target: str, seconds: int, corpus: pathlib.Path) -> subprocess.Complet
         for number, data in enumerate(inputs):
             (corpus / f"{name}-{number}").write_bytes(bytes([place]) + data if target in GROUPS else data)
     command = [sys.executable, "-m", "tests.fuzz", target, "--seconds", str(seconds), "--corpus", str(corpus)]
-    # libFuzzer ends by itself; the limit is for a parser that hangs in one call of C code. It also stands between us and
+    # libFuzzer ends by itself; the limit is for a parser that hangs in one call of C code. And it stands between us and
     # the fuzzer, because a process inherits the peak memory of the one that started it: after a whole run of the suite
     # gigabytes, which libFuzzer took for its own.
     command = ["timeout", str(seconds + 60), *command]
