@@ -142,17 +142,30 @@ class ControlChannel:
             else:
                 self._loop.remove_writer(self._sock)
 
+    def last_words(self) -> None:
+        """Another connection of the peer ended: take in what has arrived over this one by now.
+
+        A peer that ends says here first what becomes of its messages, and why it ends. But where it leaves data unread
+        its kernel resets the data connection, and that is seen in the same turn of the loop, or before.
+        """
+        while self._open and self._read():
+            pass
+
     def _on_readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take in one piece. False: nothing more is there, for now or ever."""
         try:
             data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, tcp.TIMESTAMP_SPACE)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._fail(error.strerror or str(error))
-            return
+            return False
         if not data:
             self._fail("it closed the connection")
-            return
+            return False
         self._heard_ns = time.monotonic_ns()
         arrived_ns = self._heard_ns - tcp.waited_ns(ancillary)
         self._decoder.feed(data)
@@ -175,6 +188,7 @@ class ControlChannel:
             self._fail(str(error))
         if answered:
             self.flush()  # they say when they leave
+        return self._open
 
     def _fail(self, reason: str) -> None:
         if self._open:

@@ -69,7 +69,7 @@ class InboundPeer:
 
     def add_stream(self, sock: Connection) -> None:
         """A data connection of the same life."""
-        self._streams.append(ReceiveStream(sock, self, self._ended))
+        self._streams.append(ReceiveStream(sock, self, self._stream_ended))
 
     @property
     def stream_count(self) -> int:
@@ -126,6 +126,11 @@ class InboundPeer:
                 self._offered.popitem(last=False)
             # The machine has answered by now: either there is a block, or the chunks are unwanted.
             self._release(transfer)
+
+    def _stream_ended(self, reason: str) -> None:
+        if self._channel is not None:
+            self._channel.last_words()  # CANCELs, or why it ends
+        self._ended(reason)
 
     def _ended(self, reason: str) -> None:
         if self._channel is not None:

@@ -217,7 +217,7 @@ class PeerLink:
             self._emit(progress)
 
     def _add(self, sock: Connection) -> None:
-        self._streams.append(SendStream(sock, self._take_next, self._on_took, self._down))
+        self._streams.append(SendStream(sock, self._take_next, self._on_took, self._stream_ended))
 
     def _take_next(self) -> Outgoing | None:
         return self._take(self.peer)
@@ -289,6 +289,11 @@ class PeerLink:
 
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, False, transfer, frame))
+
+    def _stream_ended(self, reason: str) -> None:
+        if self._channel is not None:
+            self._channel.last_words()  # which may say it better
+            self._down(reason)
 
     def _down(self, reason: str) -> None:
         if self._channel is None:
@@ -366,7 +371,7 @@ class PeerLink:
                 min_rtt_ns.append(state.min_rtt_ns)
                 stream.look(state, self._min_rtt_ns if self._live else 0, now_ns)
         except OSError as error:
-            self._down(_words(error))
+            self._stream_ended(_words(error))
             return None
         if not self._streams:
             return None

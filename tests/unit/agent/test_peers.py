@@ -417,6 +417,30 @@ def test_a_lost_peer_is_dialled_again() -> None:
     play(body)
 
 
+def test_the_last_words_of_a_peer_are_heard_though_its_data_connection_is_reset_first() -> None:
+    """An agent that stops in the middle of a message: what it says of it must not go with the connections."""
+
+    async def body() -> None:
+        rig = Rig(streams=1)
+        await rig.connect()
+        fail = wire.Fail(ErrorCode.PEER_LOST, "its agent stops", 0)
+        rig.listener.send(A.agent, rig.transfer, fail)
+        loop = asyncio.get_running_loop()
+        closing = loop.create_task(rig.listener.close("two stops"))
+        # It left chunks unread, and the loop sees the reset that comes of it before it looks at the control connection.
+        loop.call_soon(rig.link._streams[0]._fail, "Connection reset by peer")
+        await rig.sender.until(lambda: bool(rig.sender.of(PeerDisconnected)))
+        heard = [event for event in rig.sender.all if isinstance(event, PeerFrame | PeerDisconnected)]
+        assert heard[0] == PeerFrame(B.agent, False, rig.transfer, fail)
+        assert isinstance(heard[1], PeerDisconnected)
+        assert "two stops" in heard[1].reason
+        assert len(heard) == 2
+        await closing
+        await rig.close()
+
+    play(body)
+
+
 def test_more_streams_come_beside_those_that_stand() -> None:
     async def body() -> None:
         rig = Rig(streams=1)
