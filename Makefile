@@ -42,9 +42,9 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 	@mkdir -p build
 	$(BIN)/proxyd demo --out build/demo.json --plot build/demo.png
 
-test: $(TEST_STAMP) ## All tests (PYTEST_ARGS=... is passed on)
+test: $(TEST_STAMP) ## All tests, those that measure no time side by side (PYTEST_ARGS=... is passed on)
 	@tools/prepare.sh tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m tests $(PYTEST_ARGS)
 
 test-faults: $(TEST_STAMP) ## The fault suite alone: every row of docs/reliability.md that a test holds
 	@tools/prepare.sh tests

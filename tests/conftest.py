@@ -9,25 +9,38 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.groups import GROUPS, group_of, room_of
+
 IN_CI = os.environ.get("CI") == "true"
-# Cheap and telling first: a broken core shows in seconds, not after the emulated WAN has run.
-_ORDER = ("unit", "property", "scenarios", "sim", "client", "agent", "coordinator", "e2e", "wan")
-_TESTS = Path(__file__).parent
+# Cheap and telling first.
+_ORDER = ("unit", "property", "sim", "e2e", "wan")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--group", choices=GROUPS, help="only the tests of this group (tests/groups.py); all without it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        try:
-            room = item.path.relative_to(_TESTS).parts[0]
-        except ValueError:
-            return len(_ORDER)
+        room = room_of(item.path)
         return _ORDER.index(room) if room in _ORDER else len(_ORDER)
 
     items.sort(key=rank)  # stable: the order inside a room stays
+    group = config.getoption("--group")
+    if group is None:
+        return
+    grouped: dict[str, list[pytest.Item]] = {name: [] for name in GROUPS}
+    for item in items:
+        grouped[group_of(item.path, [mark.name for mark in item.iter_markers()])].append(item)
+    inside = grouped.pop(group)
+    config.hook.pytest_deselected(items=[item for others in grouped.values() for item in others])
+    # Side by side, what takes a minute begins first: at the end everybody else would wait for it.
+    items[:] = (
+        sorted(inside, key=lambda item: item.get_closest_marker("slow") is None) if group == "together" else inside
+    )
 
 
 @functools.cache

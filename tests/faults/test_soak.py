@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 180 if os.environ.get("CI") == "true" else 20
 
 
+# Side by side with others: it looks at sums, memory and descriptors, and what it does takes three minutes anyway.
+@pytest.mark.together
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 def test_mixed_load_with_kills_leaves_nothing_wrong_and_nothing_behind(tmp_path: Path) -> None:
