@@ -105,6 +105,11 @@ def agent_families(
             [({}, status.resumed_bytes)],
         ),
         counter(
+            "proxyd_client_reconnects_total",
+            "Trainers that went on here with what an earlier life of this agent had under way.",
+            [({}, status.resumed_clients)],
+        ),
+        counter(
             "proxyd_announcements_total",
             "How announced messages turned out: as announced, of another size, never posted.",
             [({"outcome": outcome}, count) for outcome, count in status.announced],

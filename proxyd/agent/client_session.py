@@ -21,6 +21,7 @@ from proxyd.agent.arenas import Arena, Block
 from proxyd.agent.memory import EndpointMemory, MemoryLimitError
 from proxyd.agent.outbox import Outbox
 from proxyd.core.events import (
+    Past,
     RecvAccepted,
     RecvReleased,
     SendAnnounced,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from proxyd.agent.clients import ClientHub
 
 HELLO_S = 10.0
+MAX_PAST_FRAMES = 8192
+MAX_PAST_SEQUENCES = 1 << 18
+"""What a trainer may say of earlier lives of the agent: far more than its library does."""
 DEATH_GRACE_S = 0.1
 READ_BYTES = 256 << 10
 PAYLOAD_PIECE_BYTES = 1 << 20
@@ -105,10 +109,14 @@ class ClientSession:
         self.peer_arenas: dict[int, int] = {}
         """Other trainers' arenas that were handed over: their number, and the one it has here."""
         self.attached = False
+        self.past: list[Past] | None = None
+        """It comes from an earlier life of this agent, and is saying what it knows. The machine doesn't know it yet."""
+        self.age_ns = 0
         self._open = True
         self._last_sequence = 0
         self._filled_bytes: dict[int, int] = {}
         self._payload: tuple[int, Block | None, int] | None = None
+        self._past_sequences = 0
         self._challenge = secrets.token_bytes(NONCE_BYTES)
         self._decoder = wire.Decoder(allow_payload=not shared_memory)
         self._outbox = Outbox(sock, self._on_broken)
@@ -140,6 +148,10 @@ class ClientSession:
         """Queue a frame that only matters now."""
         if self._open:
             self._outbox.advice(wire.encode(frame))
+
+    def once_told(self, call: Callable[[], None]) -> None:
+        """Call when the client has all that was told so far, whatever becomes of this process."""
+        self._outbox.then(call)
 
     def grant_arena(self, arena: Arena) -> None:
         """Pass an arena of its own."""
@@ -243,6 +255,9 @@ class ClientSession:
                 raise WireError(f"{type(frame).__name__} came before Hello")
             self._on_hello(frame)
             return
+        if self.past is not None and not isinstance(frame, wire.Bye):
+            self._on_past(self.past, frame)
+            return
         match frame:
             case wire.PostSend():
                 self._on_post(frame)
@@ -298,7 +313,32 @@ class ClientSession:
                 return ErrorCode.REFUSED, "the client's token is missing or another one; set PROXYD_TOKEN_FILE"
         return None
 
-    def welcome(self, hello: wire.Hello, *, site: str, agent: str, agent_incarnation: int, linger_ns: int) -> None:
+    def _on_past(self, past: list[Past], frame: wire.Frame) -> None:
+        """What it knows from an earlier life of the agent, one sender after the other."""
+        match frame:
+            case wire.Resume():
+                past.append(Past(frame.rank, frame.incarnation, frame.highest, frame.delivered, frame.awaited))
+                sequences = sum(len(one.delivered) + len(one.awaited) for one in past[-1:])
+                self._past_sequences += sequences
+                if len(past) > MAX_PAST_FRAMES or self._past_sequences > MAX_PAST_SEQUENCES:
+                    raise WireError(f"it claims to know {self._past_sequences} messages of {len(past)} senders")
+            case wire.Resumed():
+                self.past = None
+                self._is_known()
+                self._hub.resumed(self, tuple(past))
+            case _:
+                raise WireError(f"{type(frame).__name__} came before Resumed")
+
+    def welcome(
+        self,
+        hello: wire.Hello,
+        *,
+        site: str,
+        agent: str,
+        agent_incarnation: int,
+        linger_ns: int,
+        reconnect_ns: int,
+    ) -> None:
         """The hub took the session in: say so. Raises MemoryLimitError before anything was sent."""
         memory = self._hub.new_memory(self, hello.incarnation)
         self.memory = memory
@@ -312,6 +352,7 @@ class ClientSession:
             memory_limit_bytes=self._hub.memory_limit_bytes,
             linger_ns=linger_ns,
             mac=mac,
+            reconnect_ns=reconnect_ns if self.shared_memory else 0,
         )
         arenas: list[Arena] = []
         memory.granted = arenas.append
@@ -322,7 +363,15 @@ class ClientSession:
             self.grant_arena(arena)
         self._loop.run_in_executor(self._hub.prefault_executor, _prefault, first, self._hub.prefault_bytes)
         self.attached = True
+        self.age_ns = min(hello.age_ns, MAX_DURATION_NS)
         self._left()
+        if hello.resumes:
+            self.past = []
+        else:
+            self._is_known()
+
+    def _is_known(self) -> None:
+        """It has said all that it has to say before anything is told to it."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
@@ -358,7 +407,16 @@ class ClientSession:
                 return
             self._filled_bytes[post.sequence] = 0
         self._hub.posted(self, transfer, block)
-        self._hub.emit(SendPosted(transfer, envelope, filled_bytes, min(post.deadline_in_ns, MAX_DURATION_NS)))
+        self._hub.emit(
+            SendPosted(
+                transfer,
+                envelope,
+                filled_bytes,
+                min(post.deadline_in_ns, MAX_DURATION_NS),
+                again=post.again,
+                dst_incarnation=post.dst_incarnation,
+            )
+        )
 
     def _check(self, envelope: Envelope) -> None:
         if envelope.source != self.endpoint:
@@ -446,6 +504,9 @@ class ClientSession:
 
     def _on_silent(self) -> None:
         self._hello_timer = None
+        if self.attached:
+            self._gone(f"it has not said all that it knows within {HELLO_S:g} s")
+            return
         self._refuse("silent", f"closed a connection that said no hello within {HELLO_S:g} s")
         self._close()
 
@@ -494,12 +555,12 @@ class ClientSession:
         """The machine ended this session: say why. It knows, so no event follows."""
         if self._open:
             self.tell(wire.Bye(code, message[:1000]))
-            self._close()
+            self._close(lives_on=code is ErrorCode.AGENT_STOPS)
 
-    def _close(self) -> None:
+    def _close(self, *, lives_on: bool = False) -> None:
         if not self._open:
             return
-        self._outbox.close()
+        self._outbox.close(lives_on=lives_on)
         self._open = False
         if self._hello_timer is not None:
             self._hello_timer.cancel()

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from proxyd.agent.arenas import Arena, Block
@@ -32,7 +33,15 @@ from proxyd.core.effects import (
     TellSendFailed,
     TellSendState,
 )
-from proxyd.core.events import AgentEvent, BlockAllocated, BlockDenied, ClientAttached, ClientDetached, MemoryFreed
+from proxyd.core.events import (
+    AgentEvent,
+    BlockAllocated,
+    BlockDenied,
+    ClientAttached,
+    ClientDetached,
+    MemoryFreed,
+    Past,
+)
 from proxyd.core.ids import EndpointName, TransferId
 from proxyd.runtime.logs import fields
 from proxyd.wire import client as wire
@@ -83,6 +92,7 @@ class ClientHub:
 
     :param emit: takes events; may be called at any time.
     :param link_state: what the machine knows of the way from an endpoint to a rank.
+    :param reconnect_ns: how long trainers shall look for the next life of this agent.
     :param clock: monotonic nanoseconds.
     """
 
@@ -93,6 +103,7 @@ class ClientHub:
         memory_bytes: int,
         arena_bytes: int,
         linger_ns: int,
+        reconnect_ns: int = 0,
         emit: Callable[[AgentEvent], None],
         link_state: Callable[[EndpointName, int], PathState],
         clock: Callable[[], int] = time.monotonic_ns,
@@ -103,6 +114,7 @@ class ClientHub:
         self._me = me
         self._arena_bytes = arena_bytes
         self._linger_ns = linger_ns
+        self._reconnect_ns = reconnect_ns
         self.emit = emit
         self.link_state = link_state
         self._clock = clock
@@ -118,6 +130,8 @@ class ClientHub:
         self._strangers: set[ClientSession] = set()
         self._outgoing: dict[TransferId, _Outgoing] = {}
         self._incoming: dict[TransferId, Incoming] = {}
+        self._empty: dict[TransferId, ClientSession] = {}
+        """Messages without a byte, from the moment their trainer is told until the kernel has that."""
         self._short: set[EndpointName] = set()
         """Endpoints that were denied a block: told when memory becomes free."""
 
@@ -146,6 +160,11 @@ class ClientHub:
         """Take a proven hello in; a refusal otherwise. The newest life of the same user wins."""
         endpoint = EndpointName(hello.job, hello.rank)
         before = self._current.get(endpoint)
+        if hello.resumes:
+            if hello.resumes == self._me.incarnation:
+                return ErrorCode.AGENT_UNAVAILABLE, "this life of the agent has ended the session of this very process"
+            if before is not None:
+                return ErrorCode.CLOSED, f"a newer process has connected as {endpoint} meanwhile"
         if before is not None:
             if before.who.uid != session.who.uid:
                 return ErrorCode.REFUSED, f"{endpoint} is attached already, by another user"
@@ -168,11 +187,15 @@ class ClientHub:
                 agent=self._me.agent.name,
                 agent_incarnation=self._me.incarnation,
                 linger_ns=self._linger_ns,
+                reconnect_ns=self._reconnect_ns,
             )
         except MemoryLimitError as error:
             return ErrorCode.RESOURCE, str(error)
         except OSError as error:
             return ErrorCode.RESOURCE, f"the agent can't pass memory to another client: {error.strerror or error}"
+        if before is not None and before.past is not None:
+            # It has yet to be attached, so the machine can't end it.
+            before.dismiss(ErrorCode.CLOSED, f"another process has connected as {endpoint}; the newest one wins")
         self._strangers.discard(session)
         self._current[endpoint] = session
         self._by_life[endpoint, hello.incarnation] = session
@@ -180,8 +203,14 @@ class ClientHub:
             "client attached",
             extra=fields(endpoint=endpoint, incarnation=f"{hello.incarnation:016x}", pid=session.who.pid),
         )
-        self.emit(ClientAttached(endpoint, hello.incarnation))
+        if session.past is None:
+            self.emit(ClientAttached(endpoint, hello.incarnation, None, session.age_ns))
         return None
+
+    def resumed(self, session: ClientSession, past: tuple[Past, ...]) -> None:
+        """A session that comes from an earlier life of this agent has said what it knows."""
+        _log.info("client goes on", extra=fields(endpoint=session.endpoint, pid=session.who.pid, senders=len(past)))
+        self.emit(ClientAttached(session.endpoint, session.incarnation, past, session.age_ns))
 
     def _is_taken(self, incarnation: int) -> bool:
         """Whether another trainer, or what lingers of one, names its messages by this incarnation."""
@@ -228,7 +257,7 @@ class ClientHub:
     def close(self, reason: str) -> None:
         """End every session that is left."""
         for session in [*self._by_life.values(), *self._strangers]:
-            session.dismiss(ErrorCode.CLOSED, reason)
+            session.dismiss(ErrorCode.AGENT_STOPS, reason)
         self.prefault_executor.shutdown(wait=True, cancel_futures=True)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -369,6 +398,25 @@ class ClientHub:
             self._incoming[transfer] = Incoming(session, effect.envelope.nbytes)
         arena, offset = self._place_for(session, incoming)
         session.tell(wire.Offered(*transfer, effect.envelope, arena, offset))
+        if not effect.envelope.nbytes:
+            self._empty[transfer] = session
+            session.once_told(partial(self._forget_empty, transfer))
+
+    def _forget_empty(self, transfer: TransferId) -> None:
+        self._empty.pop(transfer, None)
+
+    def once_told(self, transfer: TransferId, call: Callable[[], None]) -> None:
+        """Before anybody hears that a message was delivered: its trainer has what it was told of it, for good.
+
+        Else an acknowledgement could survive this process, and what it acknowledges could not: the sender would be
+        done, and the receiver, which goes on with the next life of this agent, would never hear of the message.
+        """
+        incoming = self._incoming.get(transfer)
+        session = incoming.session if incoming is not None else self._empty.get(transfer)
+        if session is None:
+            call()
+        else:
+            session.once_told(call)
 
     def _place_for(self, session: ClientSession, incoming: Incoming | None) -> tuple[int, int]:
         """Arena and offset as this client knows them; zeros where it has none (yet, or at all over TCP)."""

@@ -130,6 +130,7 @@ class Agent:
             memory_bytes=section.memory_bytes,
             arena_bytes=section.arena_bytes,
             linger_ns=section.linger_ns,
+            reconnect_ns=section.peer_timeout_ns,
             emit=self.emit,
             link_state=self._link_state,
             max_clients=section.max_clients or client_limit(Descriptors.here().limit),

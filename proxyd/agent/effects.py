@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.handshake import Identity
@@ -19,6 +20,7 @@ from proxyd.core.ids import AgentName
 from proxyd.core.units import format_rate
 from proxyd.runtime.logs import Throttle, fields
 from proxyd.wire.envelope import ErrorCode
+from proxyd.wire.peer import Ack
 
 _log = logging.getLogger("proxyd.agent")
 
@@ -75,7 +77,11 @@ class Effects:
                     link.pump()
             case ef.ToPeer():
                 if effect.inbound:
-                    self._inbound.send(effect.peer, effect.transfer, effect.frame)
+                    answer = partial(self._inbound.send, effect.peer, effect.transfer, effect.frame)
+                    if isinstance(effect.frame, Ack):
+                        hub.once_told(effect.transfer, answer)
+                    else:
+                        answer()
                 elif (link := self.peers.get(effect.peer)) is not None:
                     link.send(effect.transfer, effect.frame)
             case ef.ToCoordinator():
@@ -98,9 +104,9 @@ class Effects:
             case ef.TellSendState():
                 hub.tell_send_state(effect)
             case ef.TellSendDelivered():
-                hub.tell_send_delivered(effect)
+                hub.once_told(effect.transfer, partial(hub.tell_send_delivered, effect))
             case ef.TellSendDone():
-                hub.tell_send_done(effect)
+                hub.once_told(effect.transfer, partial(hub.tell_send_done, effect))
             case ef.TellSendFailed():
                 for link in self.peers.values():
                     link.keep(effect.transfer)

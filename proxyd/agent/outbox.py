@@ -2,6 +2,9 @@
 
 Nothing here waits for a client: what the socket doesn't take is kept, up to a bound. Payload isn't copied; it is kept
 as views of the arena that holds it anyway.
+
+What the socket (a Unix one) has taken, the client reads even if this process dies the moment after; what is kept here
+dies with it. So whoever tells others that the client has something waits with it until then (:meth:`Outbox.then`).
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ _BUFFERS_PER_CALL = 256
 
 
 class _Item:
-    __slots__ = ("data", "fd", "is_payload")
+    __slots__ = ("call", "data", "fd", "is_payload")
 
-    def __init__(self, data: memoryview, fd: int, is_payload: bool) -> None:
+    def __init__(self, data: memoryview, fd: int, is_payload: bool, call: Callable[[], None] | None = None) -> None:
         self.data = data
         self.fd = fd
         self.is_payload = is_payload
+        self.call = call
+        """Set, and nothing else, where somebody waits for what stands before it."""
 
 
 class Outbox:
@@ -57,6 +62,13 @@ class Outbox:
         """Queue payload behind its frame."""
         if self._open:
             self._put(_Item(view, -1, True))
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call when all that is queued now is in the socket: at once, where nothing is."""
+        if self._items and self._open:
+            self._items.append(_Item(memoryview(b""), -1, False, call))
+        else:
+            call()
 
     def _put(self, item: _Item) -> None:
         self._items.append(item)
@@ -90,12 +102,17 @@ class Outbox:
     def _send_some(self) -> None:
         """One system call. A descriptor travels with the first byte of its frame, so such a frame starts a call."""
         first = self._items[0]
+        if first.call is not None:
+            self._items.popleft()
+            first.call()
+            return
         ancillary: list[tuple[int, int, array.array[int]]] = []
         if first.fd >= 0:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))]
         buffers: list[memoryview] = []
         for item in self._items:
-            if (item.fd >= 0 and item is not first) or len(buffers) == _BUFFERS_PER_CALL:
+            fresh = item.fd >= 0 and item is not first
+            if fresh or item.call is not None or len(buffers) == _BUFFERS_PER_CALL:
                 break
             buffers.append(item.data)
         sent = self._sock.sendmsg(buffers, ancillary, socket.MSG_NOSIGNAL)
@@ -118,8 +135,12 @@ class Outbox:
         self.close()
         failed(reason)
 
-    def close(self) -> None:
-        """Try once more to get rid of what is queued, then drop it. The socket stays open."""
+    def close(self, *, lives_on: bool = False) -> None:
+        """Try once more to get rid of what is queued, then drop it. The socket stays open.
+
+        :param lives_on: the client goes on elsewhere: who waits for frames that it doesn't get is never called. With
+            the end of the session nothing more will be asked of it, and they are called all the same.
+        """
         if not self._open:
             return
         self._open = False
@@ -130,10 +151,12 @@ class Outbox:
                 self._send_some()
         except OSError:
             pass  # full or broken: the client finds out by the end of the connection
-        for item in self._items:
+        items, self._items = self._items, deque()
+        for item in items:
             if item.fd >= 0:
                 os.close(item.fd)
-        self._items.clear()
+            if item.call is not None and not lives_on:
+                item.call()
         self._failed = _nothing  # its owner's: nothing may keep that alive any more
 
 

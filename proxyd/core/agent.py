@@ -16,6 +16,7 @@ import dataclasses
 
 from proxyd.core import events as ev
 from proxyd.core.agent_config import AgentConfig
+from proxyd.core.agent_status import AgentStatus, LinkSending, PathState
 from proxyd.core.directory import AgentDirectory, Changes, Gone
 from proxyd.core.effects import (
     AgentEffect,
@@ -24,7 +25,6 @@ from proxyd.core.effects import (
     DropPeer,
     TellPeerGone,
     TellPeerHere,
-    TellSendFailed,
     ToCoordinator,
 )
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
@@ -52,57 +52,6 @@ from proxyd.wire.envelope import ErrorCode
 __all__ = ["AgentConfig", "AgentMachine", "AgentStatus", "LinkSending", "PathState"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PathState:
-    """What an agent knows of the way to an endpoint; ``error`` is set where that is nothing."""
-
-    link: str
-    source: str
-    rate_bytes_per_s: int
-    rtt_ns: int
-    queue_ns: int
-    waiting_bytes: int
-    age_ns: int
-    error: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinkSending:
-    """One link as this agent sends on it; cumulative counts since start."""
-
-    link: LinkName
-    coordinator: str
-    fallback: bool
-    granted_taken_bytes: int
-    unscheduled_bytes: int
-    fallback_bytes: int
-    observed_bytes: int
-    padding_bytes: int
-    backlog_bytes: int
-    waiting_transfers: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AgentStatus:
-    """What the agent's metrics and status page show."""
-
-    agent: AgentName
-    endpoints: tuple[tuple[EndpointName, int], ...]
-    peers: tuple[tuple[AgentName, bool], ...]
-    links: tuple[LinkSending, ...]
-    outgoing: int
-    incoming: int
-    received_bytes: int
-    corrupt_chunks: int
-    resent_chunks: int
-    resumed_transfers: int
-    resumed_bytes: int
-    announced: tuple[tuple[str, int], ...]
-    """How announcements turned out: (outcome, number of them), cumulative."""
-    done: tuple[tuple[LinkName, int, bool, int, int], ...]
-    """(link, traffic class, ok, transfers, bytes), cumulative."""
-
-
 class AgentMachine:
     """See the module's text."""
 
@@ -124,11 +73,16 @@ class AgentMachine:
         self.sender.awaited = self._unseen
         """Endpoints that coordinators lost sight of, and when they count as gone: a trainer behind a cut comes back
         with its agent. Until then what was sent to them waits, and nobody is told."""
+        self.resumed_clients = 0
+        """Trainers that came from an earlier life of this agent."""
+        self._stopped = False
 
     # ------------------------------------------------------------------------------- the interface
 
     def handle(self, event: ev.AgentEvent, now_ns: int) -> list[AgentEffect]:
         """Take in one event; returns what the driver has to do, in order."""
+        if self._stopped:
+            return []
         self._dispatch(event, now_ns)
         self._forget_handed_over()
         self.sender.tick(now_ns)
@@ -143,6 +97,8 @@ class AgentMachine:
         """When to handle a TimePassed at the latest; None: not before another event."""
         if self._effects:
             return 0
+        if self._stopped:
+            return None
         times = [out.orphaned_until_ns for out in self._orphans.values()]
         times += [due_ns for _, due_ns in self._unseen.values()]
         times += [ns for ns in (self.sender.next_deadline_ns(), self.receiver.next_deadline_ns()) if ns is not None]
@@ -150,7 +106,7 @@ class AgentMachine:
 
     def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
         """The chunk that a writable stream to ``peer`` should send next, or None. Handle a TimePassed after pumping."""
-        return self.sender.next_chunk(peer, now_ns)
+        return None if self._stopped else self.sender.next_chunk(peer, now_ns)
 
     def expects_chunks(self, peer: AgentName, transfer: TransferId) -> bool:
         """Whether ``peer`` sends this message, and some of it is still missing."""
@@ -205,6 +161,7 @@ class AgentMachine:
             resent_chunks=sender.resent_chunks,
             resumed_transfers=sender.resumed_transfers,
             resumed_bytes=sender.kept_bytes,
+            resumed_clients=self.resumed_clients,
             announced=(
                 ("fulfilled", sender.asking.announced.fulfilled),
                 ("resized", sender.asking.announced.resized),
@@ -256,7 +213,7 @@ class AgentMachine:
                 self._peer_frame(event, now_ns)
             case ev.PeerConnected():
                 receiver.lives(event.peer, event.incarnation, now_ns)
-                sender.peer_connected(event.peer, event.eager_bytes, now_ns)
+                sender.peer_connected(event.peer, event.incarnation, event.eager_bytes, now_ns)
             case ev.PeerDisconnected():
                 sender.peer_lost(event.peer, event.reason, now_ns, event.silent_ns)
             case ev.PeerUnreachable():
@@ -280,7 +237,7 @@ class AgentMachine:
                 sender.asking.session_lost(event.address, event.reason)
                 self._apply(self._directory.session_lost(sender.asking.owners.alive()), now_ns)
             case ev.Stopping():
-                self._stopping(event, now_ns)
+                self._stopping(event)
 
     # ------------------------------------------------------------------------------------ trainers
 
@@ -298,14 +255,19 @@ class AgentMachine:
             )
             self._detached(event.endpoint, old, "replaced by a new process", False, now_ns)
         self._clients[event.endpoint] = event.incarnation
-        self._attached_ns[event.endpoint] = now_ns
+        self._attached_ns[event.endpoint] = now_ns - event.age_ns
         own = DirectoryEntry(
             event.endpoint,
             event.incarnation,
             self.config.agent,
             self.config.incarnation,
             self.config.data_address,
+            event.age_ns,
         )
+        if event.past is not None:
+            self.resumed_clients += 1
+            # Before anything is handed over to it.
+            self.receiver.past.resumed(event.endpoint, event.incarnation, event.past, now_ns)
         # Known here at once, so that same-host messages need no coordinator.
         self._directory_changed("", Directory((own,), (), full=False), now_ns, tell_coordinators=True)
         for entry in self._directory.of_job(event.endpoint.job):
@@ -356,9 +318,17 @@ class AgentMachine:
             out = Outgoing(event.transfer, envelope, now_ns, event.filled_bytes, peer=self.config.agent)
             out.step(SendInput.HANDED_OVER)
             self.sender.transfers[event.transfer] = out
-            self.receiver.handed_over(event.transfer, envelope)
+            self.receiver.handed_over(event.transfer, envelope, event.dst_incarnation)
             return
-        self.sender.post(event.transfer, envelope, event.filled_bytes, now_ns, event.deadline_in_ns, again=event.again)
+        self.sender.post(
+            event.transfer,
+            envelope,
+            event.filled_bytes,
+            now_ns,
+            event.deadline_in_ns,
+            again=event.again,
+            dst_incarnation=event.dst_incarnation,
+        )
 
     def _allocated(self, transfer: TransferId) -> None:
         self.receiver.allocated(transfer)
@@ -452,8 +422,7 @@ class AgentMachine:
         alive = self.sender.asking.owners.alive()
         changes = self._directory.update(address, message, alive, now_ns)
         if tell_coordinators:
-            # Attached a moment ago: their age is 0.
-            ups = (EndpointUp(entry.endpoint, entry.incarnation) for entry in changes.came)
+            ups = (EndpointUp(entry.endpoint, entry.incarnation, entry.age_ns) for entry in changes.came)
             self._effects += [ToCoordinator(name, up) for up in ups for name in sorted(alive)]
         self._apply(changes, now_ns)
 
@@ -486,6 +455,7 @@ class AgentMachine:
                     if entry.agent != self.config.agent:
                         # Dialled as soon as both ends of a job are known: the first message finds warm connections.
                         self.sender.want_peer(entry)
+            self.sender.returned(entry)
             self._deliver_waiting(entry, now_ns)
         if changes.gone:
             self._drop_unused_peers(now_ns)
@@ -493,10 +463,12 @@ class AgentMachine:
     def _gone(self, gone: Gone, now_ns: int) -> None:
         """An endpoint has ended, for all that is known."""
         endpoint = gone.entry.endpoint
+        # First what was sent to it: a trainer that knew of its end alone would post that again to any life.
+        self.sender.destination_gone(endpoint, gone.entry.agent, gone.reason, now_ns)
+        self.receiver.past.sender_gone(endpoint, gone.entry.incarnation, now_ns)
         for client in sorted(self._clients, key=lambda e: (e.job, e.rank)):
             if client.job == endpoint.job and client != endpoint:
                 self._effects.append(TellPeerGone(client, endpoint.rank, gone.entry.incarnation, gone.reason))
-        self.sender.destination_gone(endpoint, gone.entry.agent, gone.reason, now_ns)
 
     def _unseen_until_ns(self, entry: DirectoryEntry, now_ns: int) -> int:
         """Until when an endpoint that nobody lists may come back: ``peer_timeout`` from its agent's last word to us."""
@@ -523,7 +495,7 @@ class AgentMachine:
             out.step(SendInput.HANDED_OVER)
             # Its trainer may have closed: the message is in the receiver's hands now, and lingers no longer.
             self._orphans.pop(out.transfer, None)
-            self.receiver.handed_over(out.transfer, out.envelope)
+            self.receiver.handed_over(out.transfer, out.envelope, out.dst_incarnation)
 
     def _drop_unused_peers(self, now_ns: int) -> None:
         used = set(self._directory.agents()) | {out.peer for out in self.sender.transfers.values()}
@@ -575,20 +547,13 @@ class AgentMachine:
             case _:
                 pass
 
-    def _stopping(self, event: ev.Stopping, now_ns: int) -> None:
-        for out in list(self.sender.transfers.values()):
-            if out.state is SendState.HANDED_OVER:
-                self._effects.append(
-                    TellSendFailed(out.envelope.source, out.transfer, event.code, f"agent stops: {event.reason}", 0)
-                )
-                self.sender.forget(out)
-            else:
-                self.sender.cancel(out, event.code, f"{out.envelope.describe()}: agent stops: {event.reason}", now_ns)
+    def _stopping(self, event: ev.Stopping) -> None:
+        """Let go of everything without a word about any message. Trainers go on with the next life of this agent, and
+        what they say of each message counts there: a byte that lands, or an acknowledgement that is given, after they
+        were told to go would be one that they don't know of."""
         clients = sorted(self._clients.items(), key=lambda item: (item[0].job, item[0].rank))
-        self._clients.clear()
-        self._attached_ns.clear()
         for endpoint, incarnation in clients:
-            # First the trainers: it is their agent that is gone, not the peers whose messages end with it.
-            self._effects.append(CloseClient(endpoint, incarnation, event.code, f"the agent stops: {event.reason}"))
-        for endpoint, _ in clients:
-            self.receiver.client_gone(endpoint, f"its agent stops: {event.reason}")
+            reason = f"the agent stops: {event.reason}"
+            self._effects.append(CloseClient(endpoint, incarnation, ErrorCode.AGENT_STOPS, reason))
+        self.receiver.abandon()
+        self._stopped = True

@@ -13,7 +13,7 @@ from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.core.policy import Policy
 from proxyd.core.values import value
-from proxyd.wire.envelope import Envelope, ErrorCode
+from proxyd.wire.envelope import Envelope
 from proxyd.wire.peer import Frame as ControlFrame
 
 # ----------------------------------------------------------------------------------- both machines
@@ -75,12 +75,28 @@ CoordinatorEvent: TypeAlias = TimePassed | SessionOpened | SessionMessage | Sess
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Past:
+    """What a trainer knows of one sender's messages from before this life of the agent; see
+    :class:`proxyd.wire.client.Resume`."""
+
+    rank: int
+    incarnation: int
+    highest: int
+    delivered: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ClientAttached:
     """A trainer finished its hello. A known endpoint with another incarnation: the newest wins (the driver has
     checked the uid)."""
 
     endpoint: EndpointName
     incarnation: int
+    past: tuple[Past, ...] | None = None
+    """It comes from an earlier life of this agent, and knows this; None: it begins."""
+    age_ns: int = 0
+    """How long ago it attached for the first time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +120,8 @@ class SendPosted:
     """Wanted at the receiver within; 0: as soon as its turn comes."""
     again: bool = False
     """It was posted to an earlier life of this agent before: the receiver may have parts of it, or all."""
+    dst_incarnation: int = 0
+    """The only life of the receiver that may get it; 0: whichever is there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -291,10 +309,9 @@ class CoordinatorLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stopping:
-    """The agent shuts down: fail what is pending."""
+    """The agent shuts down. Its trainers go on with its next life, and peers wait for that: nothing fails by this."""
 
     reason: str
-    code: ErrorCode = ErrorCode.AGENT_UNAVAILABLE
 
 
 AgentEvent: TypeAlias = (

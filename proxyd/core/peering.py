@@ -7,7 +7,13 @@ from collections import OrderedDict, deque
 
 from proxyd.core.effects import WantPeer
 from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.linkbook import NANOS
+from proxyd.core.messages import LinkInfo
+from proxyd.wire.arena import page_round_up
 from proxyd.wire.peer import Cancel
+
+FOUND_STREAMS = 2
+MAX_STREAMS = 64
 
 
 @dataclasses.dataclass(slots=True)
@@ -17,6 +23,10 @@ class Peer:
     name: AgentName
     wanted: WantPeer | None = None
     connected: bool = False
+    incarnation: int = 0
+    """Its life that is (or was last) connected."""
+    returning: dict[EndpointName, list[TransferId]] = dataclasses.field(default_factory=dict)
+    """It was started again: BROKEN messages, by receivers that are not known to be back yet."""
     eager_bytes: int = 0
     eager_used_bytes: dict[tuple[EndpointName, EndpointName], int] = dataclasses.field(default_factory=dict)
     """Of each pair of endpoints, over the connection that stands."""
@@ -36,3 +46,15 @@ class Peer:
     """Since when nothing has got through; None: it is well. It ends with progress, not with a handshake."""
     cancels: OrderedDict[TransferId, Cancel] = dataclasses.field(default_factory=OrderedDict)
     """Said (or to be said) of what it was offered; repeated after a break, which may have swallowed them."""
+
+
+def streams_for(info: LinkInfo, capacity_bytes: int) -> int:
+    """As many streams as it takes to hold a link's BDP in their buffers: derived, not tuned.
+
+    A link whose rate is being found has a few from the start: one that is added later is cold when it is needed.
+
+    :param capacity_bytes: what one stream can have in flight.
+    """
+    bdp_bytes = page_round_up(info.rate_bytes_per_s * info.rtt_ns // NANOS)
+    least = 1 if info.source == "configured" else FOUND_STREAMS
+    return max(least, min(MAX_STREAMS, -(-bdp_bytes // capacity_bytes)))

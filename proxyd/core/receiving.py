@@ -2,23 +2,24 @@
 
 Messages of one sending endpoint are told to the receiving trainer in the order in which they were offered, even when
 memory for them is found in another order. A message is acknowledged when every chunk of it is verified and in the
-trainer's arena, and not before; an acknowledgement that gets lost is given again when the message is offered again.
+trainer's arena, and the trainer was told of it, and not before: the trainer may outlive this agent, and what it was not
+told of it can't find. An acknowledgement that gets lost is given again when the message is offered again.
 
 When a peer's connections break, what is half here stays: block, map, place in the order. The peer offers it again
 (rules in :mod:`proxyd.core.transfer`), and is told what is here. It fails when the peer
 
-* stays away for ``peer_timeout``, or comes back as another life and doesn't offer it within 4 s (today's trainers end
-  with their agent, so it never does);
+* stays away for ``peer_timeout``, or comes back as another life and doesn't offer it within 4 s (its trainers come back
+  by themselves within about one, and post it again);
 * comes back as the same life and ends its offers (OFFERED_ALL) without it.
 
-What has ended is kept in mind by a :class:`~proxyd.wire.fence.Fence` for each pair of lives, so that nothing is
-delivered twice. The eager budget belongs to a connection: what was counted over an earlier one is not given back.
+What has ended is kept in mind (:mod:`proxyd.core.remembering`), so that nothing is delivered twice. The eager budget
+belongs to a connection: what was counted over an earlier one is not given back.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, deque
+from collections import deque
 
 from proxyd.core.effects import (
     AgentEffect,
@@ -35,17 +36,15 @@ from proxyd.core.effects import (
     ToPeer,
 )
 from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.remembering import RETURN_NS, Memory, pair_of
 from proxyd.core.transfer import Incoming, RecvInput, RecvState
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, Envelope, ErrorCode, TrafficClass
-from proxyd.wire.fence import Fate, Fence
+from proxyd.wire.fence import Fate
 
-MAX_FENCES = 65536
-"""Pairs of lives whose past is kept in mind, the least recently used go first: more than any agent has trainers and
-peers at a time."""
-RETURN_NS = 4_000_000_000
-"""How long another life of a peer has to offer again what an earlier one had under way."""
 LOCAL_CHUNK_BYTES = 1 << 20
+
+OTHER_LIFE = "was restarted: this life of it is over"
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,9 +73,7 @@ class Receiver:
         self.transfers: dict[TransferId, Incoming] = {}
         self._peer_timeout_ns = peer_timeout_ns
         self._sources: dict[AgentName, _Source] = {}
-        self._fences: OrderedDict[tuple[EndpointName, int, EndpointName, int], Fence] = OrderedDict()
-        """By (source, its incarnation, destination, its incarnation): a trainer that uses another one's incarnation
-        must not get the other's acknowledgements."""
+        self.past = Memory(clients, effects, peer_timeout_ns)
         self._untold: dict[tuple[EndpointName, EndpointName], deque[TransferId]] = {}
         """Per (source, destination): offered and not told yet, in order."""
         self._denied: dict[EndpointName, dict[TransferId, None]] = {}
@@ -106,19 +103,17 @@ class Receiver:
             return
         incarnation = self.clients.get(envelope.destination)
         meant = offer.dst_incarnation or incarnation or 0
-        fate = self._fence(transfer, envelope, meant).fate(transfer.sequence)
+        fate = self.past.fence(pair_of(transfer, envelope, meant)).fate(transfer.sequence)
         if fate is Fate.DELIVERED:
             if offer.eager and envelope.nbytes:
                 self._return_budget(peer, envelope)
             self._answer(peer, transfer, wire.Ack(envelope.nbytes, 0))
             return
-        if fate is not Fate.NEW:
-            ended = "it failed or was taken back" if fate is Fate.FAILED else "how is no longer known"
-            text = f"{envelope.describe()}: it has ended before ({ended})"
-            self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, text)
+        if (ended := _ended_before(envelope, fate)) is not None:
+            self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, ended)
             return
         if incarnation is None or offer.dst_incarnation not in (0, incarnation):
-            life = "is not connected to this agent" if incarnation is None else "was restarted: this life of it is over"
+            life = "is not connected to this agent" if incarnation is None else OTHER_LIFE
             self._refuse_offer(peer, transfer, offer, ErrorCode.PEER_LOST, f"{envelope.destination} {life}")
             return
         incoming = Incoming(transfer, envelope, peer, offer.chunk_bytes, offer.eager)
@@ -126,7 +121,7 @@ class Receiver:
         incoming.budgeted = offer.eager
         incoming.answer_due = offer.again
         incoming.connection = self._source(peer).connection
-        self._fence(transfer, envelope, incarnation).offered(transfer.sequence)
+        self.past.begins(pair_of(transfer, envelope, incarnation), transfer.sequence)
         self._take_in(incoming)
 
     def _known_again(self, known: Incoming, peer: AgentName, offer: wire.Offer) -> None:
@@ -140,7 +135,8 @@ class Receiver:
                 self._answer(peer, known.transfer, wire.TurnedDown("there was no memory for it"))
                 self._return_budget(peer, known.envelope)
         if known.state is RecvState.LANDED:
-            self._answer(peer, known.transfer, wire.Ack(known.nbytes, 0))
+            if known.told:
+                self._answer(peer, known.transfer, wire.Ack(known.nbytes, 0))
         elif known.has_memory:
             held = wire.Held(known.chunk_bytes, known.held_ranges(wire.MAX_HELD_RANGES))
             self._answer(peer, known.transfer, held)
@@ -153,24 +149,31 @@ class Receiver:
             source = self._sources[peer] = _Source()
         return source
 
-    def _fence(self, transfer: TransferId, envelope: Envelope, incarnation: int) -> Fence:
-        key = (envelope.source, transfer.incarnation, envelope.destination, incarnation)
-        fence = self._fences.get(key)
-        if fence is None:
-            fence = self._fences[key] = Fence()
-            if len(self._fences) > MAX_FENCES:
-                self._fences.popitem(last=False)
-        self._fences.move_to_end(key)
-        return fence
+    def handed_over(self, transfer: TransferId, envelope: Envelope, dst_incarnation: int = 0) -> None:
+        """A message between two trainers of this agent: its block is handed over.
 
-    def handed_over(self, transfer: TransferId, envelope: Envelope) -> None:
-        """A message between two trainers of this agent: its block is handed over."""
+        :param dst_incarnation: the only life of the receiver that may get it; 0: the one that is there.
+        """
+        incarnation = self.clients.get(envelope.destination, 0)
+        pair = pair_of(transfer, envelope, dst_incarnation or incarnation)
+        fate = self.past.fence(pair).fate(transfer.sequence)
+        code, problem = ErrorCode.PEER_LOST, _ended_before(envelope, fate)
         if (known := self.transfers.get(transfer)) is not None:
+            code, problem = ErrorCode.PROTOCOL, f"{envelope.describe()}: {_clash_of(known)}"
+        elif fate is Fate.DELIVERED:
             self.ended_local.append(transfer)
-            text = f"{envelope.describe()}: {_clash_of(known)}"
-            self.effects.append(TellSendFailed(envelope.source, transfer, ErrorCode.PROTOCOL, text, 0))
+            self.effects.append(TellSendDone(envelope.source, transfer))
             return
-        self._take_in(Incoming(transfer, envelope, None, LOCAL_CHUNK_BYTES, eager=True))
+        elif problem is None and dst_incarnation not in (0, incarnation):
+            problem = f"{envelope.describe()}: {envelope.destination} {OTHER_LIFE}"
+        if problem is not None:
+            self.ended_local.append(transfer)
+            self.effects.append(TellSendFailed(envelope.source, transfer, code, problem, 0))
+            return
+        incoming = Incoming(transfer, envelope, None, LOCAL_CHUNK_BYTES, eager=True)
+        incoming.dst_incarnation = incarnation
+        self.past.begins(pair, transfer.sequence)
+        self._take_in(incoming)
 
     def _take_in(self, incoming: Incoming) -> None:
         envelope = incoming.envelope
@@ -208,7 +211,9 @@ class Receiver:
                 TellOffered(envelope.destination, incoming.transfer, incoming.envelope, incoming.has_memory)
             )
             if incoming.nbytes == 0:
-                self._complete(incoming, 0)
+                self._complete(incoming)
+            elif incoming.state is RecvState.LANDED:
+                self._delivered(incoming)
             elif incoming.landed_bytes if incoming.peer is None else incoming.prefix_bytes:
                 self._tell_landed(incoming)
         self._untold.pop(key, None)
@@ -223,8 +228,10 @@ class Receiver:
     def cancelled(self, peer: AgentName, transfer: TransferId, frame: wire.Cancel) -> None:
         """The sender gave the message up."""
         incoming = self.transfers.get(transfer)
-        if incoming is not None and incoming.peer == peer and incoming.state is not RecvState.LANDED:
-            code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
+        code = ErrorCode(frame.code) if frame.code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL
+        if incoming is None:
+            self.past.cancelled(transfer, code, f"cancelled by the sender: {frame.message}")
+        elif incoming.peer == peer and incoming.state is not RecvState.LANDED:
             # The sender's text begins with the same description.
             message = frame.message.removeprefix(f"{incoming.envelope.describe()}: ")
             self._fail(incoming, code, f"{incoming.envelope.describe()}: cancelled by the sender: {message}")
@@ -357,7 +364,7 @@ class Receiver:
             return
         self.received_bytes += length
         if incoming.complete:
-            self._complete(incoming, incoming.last_arrival_ns - incoming.first_arrival_ns)
+            self._complete(incoming)
         elif incoming.prefix_chunks != before:
             self._tell_landed(incoming)
 
@@ -370,13 +377,20 @@ class Receiver:
             return
         incoming.landed_bytes = filled_bytes
         if incoming.complete:
-            self._complete(incoming, 0)
+            self._complete(incoming)
         else:
             self._tell_landed(incoming)
 
-    def _complete(self, incoming: Incoming, arrival_span_ns: int) -> None:
+    def _complete(self, incoming: Incoming) -> None:
         incoming.step(RecvInput.COMPLETE)
+        if incoming.told:
+            self._delivered(incoming)
+
+    def _delivered(self, incoming: Incoming) -> None:
+        """All of it is in place and its trainer hears so: now it may be acknowledged."""
         self._tell_landed(incoming)
+        pair = pair_of(incoming.transfer, incoming.envelope, incoming.dst_incarnation)
+        self.past.fence(pair).ended_well(incoming.transfer.sequence)
         if incoming.peer is None:
             if incoming.nbytes == 0:
                 self.ended_local.append(incoming.transfer)
@@ -386,7 +400,8 @@ class Receiver:
                 # A receiver may keep what it got for long (activations until their backward): its sender doesn't wait.
                 self.effects.append(TellSendDelivered(incoming.envelope.source, incoming.transfer))
             return
-        self._answer(incoming.peer, incoming.transfer, wire.Ack(incoming.nbytes, arrival_span_ns))
+        span_ns = incoming.last_arrival_ns - incoming.first_arrival_ns
+        self._answer(incoming.peer, incoming.transfer, wire.Ack(incoming.nbytes, span_ns))
         if incoming.nbytes == 0:
             del self.transfers[incoming.transfer]
 
@@ -419,9 +434,8 @@ class Receiver:
     def _fail(self, incoming: Incoming, code: ErrorCode, message: str) -> None:
         incoming.step(RecvInput.FAILED)
         del self.transfers[incoming.transfer]
-        if incoming.peer is not None:
-            fence = self._fence(incoming.transfer, incoming.envelope, incoming.dst_incarnation)
-            fence.ended_badly(incoming.transfer.sequence)
+        pair = pair_of(incoming.transfer, incoming.envelope, incoming.dst_incarnation)
+        self.past.fence(pair).ended_badly(incoming.transfer.sequence)
         if incoming.peer is None:
             self.ended_local.append(incoming.transfer)
         destination = incoming.envelope.destination
@@ -438,6 +452,7 @@ class Receiver:
                 self.released(incoming.transfer)
             else:
                 self._refuse(incoming, ErrorCode.PEER_LOST, f"{incoming.envelope.describe()}: receiver gone: {reason}")
+        self.past.client_gone(endpoint)
         self._denied.pop(endpoint, None)
         self._trying_below_bytes.pop(endpoint, None)
 
@@ -452,6 +467,18 @@ class Receiver:
         incoming = self.transfers.get(transfer)
         if incoming is not None and incoming.state is not RecvState.LANDED:
             self._refuse(incoming, ErrorCode.CANCELLED, f"{incoming.envelope.describe()}: cancelled by the sender")
+
+    def abandon(self) -> None:
+        """This agent ends, and its trainers go on with its next life: nothing is told to anybody any more."""
+        for incoming in self.transfers.values():
+            if incoming.nbytes and incoming.has_memory:
+                self.effects.append(FreeBlock(incoming.transfer, incoming.envelope.destination))
+        self.transfers.clear()
+        self._untold.clear()
+        self._denied.clear()
+        self._trying_below_bytes.clear()
+        self.past.awaited.clear()
+        self._sources.clear()
 
     # ------------------------------------------------------------------------- broken connections
 
@@ -501,7 +528,8 @@ class Receiver:
 
     def next_deadline_ns(self) -> int | None:
         """When :meth:`tick` has something to do."""
-        return min((s.judged_ns for s in self._sources.values() if s.judged_ns is not None), default=None)
+        times = [s.judged_ns for s in self._sources.values() if s.judged_ns is not None]
+        return min([*times, *self.past.awaited.values()], default=None)
 
     def tick(self, now_ns: int) -> None:
         """Fail what a peer that stayed away, or another life of it, has not offered again in time."""
@@ -511,6 +539,7 @@ class Receiver:
                 for incoming in self._unfinished(peer):
                     if incoming.connection != source.connection:
                         self._lost(incoming, peer, f"agent {peer} has not gone on with it in time ({source.reason})")
+        self.past.tick(now_ns)
 
     def _lost(self, incoming: Incoming, peer: AgentName, why: str) -> None:
         self._fail(
@@ -519,6 +548,15 @@ class Receiver:
             f"{incoming.envelope.describe()}: {why}, after {incoming.landed_bytes} of {incoming.nbytes} bytes. "
             "The sender has to send it again",
         )
+
+
+def _ended_before(envelope: Envelope, fate: Fate) -> str | None:
+    """Why a message can't be taken in (again), in words; None: it can, or was delivered."""
+    if fate is Fate.FAILED:
+        return f"{envelope.describe()}: it has ended before (it failed or was taken back)"
+    if fate is Fate.FORGOTTEN:
+        return f"{envelope.describe()}: it has ended before (how is no longer known)"
+    return None
 
 
 def _clash_of(known: Incoming) -> str:

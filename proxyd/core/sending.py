@@ -12,6 +12,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Container
 
+from proxyd.core import sending_words as words
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.asking import Asking
 from proxyd.core.directory import AgentDirectory
@@ -25,31 +26,27 @@ from proxyd.core.effects import (
     WantPeer,
 )
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
-from proxyd.core.linkbook import NANOS
 from proxyd.core.messages import (
     DirectoryEntry,
     Welcome,
 )
-from proxyd.core.peering import Peer
+from proxyd.core.peering import Peer, streams_for
 from proxyd.core.transfer import MAX_RESENDS, Outgoing, SendInput, SendState
 from proxyd.core.units import MAX_DURATION_NS
 from proxyd.core.warming import Warmer
 from proxyd.wire import peer as wire
-from proxyd.wire.arena import page_round_up
 from proxyd.wire.envelope import Envelope, ErrorCode
 
 LOCAL_CHUNK_BYTES = 1 << 20
 """Chunk of a path within the site: large enough for full loopback speed, small enough to stay in a cache."""
 UNKNOWN_CHUNK_BYTES = 64 << 10
 """Chunk for a link of which nothing is known yet: no coordinator grants less at a time."""
-FOUND_STREAMS = 2
 MAX_CANCELS = 1024
 """Cancellations that are said again after a break. OFFERED_ALL tells those that fall off, without their reason."""
 UNPROVEN_NS = 20_000_000_000
 """Connections that broke sooner, and before any data got through, count with the break before them: TCP gives data that
 nobody acknowledges up after some seconds (:data:`proxyd.agent.tcp.DEAD_PATH_NS`), on a path that takes small frames
 only."""
-MAX_STREAMS = 64
 
 
 class Sender:
@@ -85,10 +82,11 @@ class Sender:
         deadline_in_ns: int = 0,
         *,
         again: bool = False,
+        dst_incarnation: int = 0,
     ) -> Outgoing:
         """A trainer posted a message to a remote endpoint, or to one that isn't known yet. ``again``: it did so before,
-        to an earlier life of this agent."""
-        out = Outgoing(transfer, envelope, now_ns, filled_bytes, again=again)
+        to an earlier life of this agent; ``dst_incarnation``: for this life of the endpoint only."""
+        out = Outgoing(transfer, envelope, now_ns, filled_bytes, again=again, dst_incarnation=dst_incarnation)
         if deadline_in_ns:
             out.due_ns = now_ns + deadline_in_ns
         self.transfers[transfer] = out
@@ -190,7 +188,7 @@ class Sender:
         if entry is None:
             return
         peer = self.want_peer(entry)
-        if not peer.connected:
+        if not peer.connected or peer.incarnation != entry.agent_incarnation or self._returns(peer, destination):
             return
         while waiting:
             self._offer(self.transfers[waiting.popleft()], entry, peer, now_ns)
@@ -198,7 +196,12 @@ class Sender:
 
     def _offer(self, out: Outgoing, entry: DirectoryEntry, peer: Peer, now_ns: int) -> None:
         envelope = out.envelope
+        if out.dst_incarnation not in (0, entry.incarnation):
+            text = f"{envelope.describe()}: {envelope.destination} was restarted: the life that it was for is over"
+            self.fail(out, ErrorCode.PEER_LOST, text, now_ns)
+            return
         out.peer = peer.name
+        out.peer_incarnation = peer.incarnation
         remote = entry.agent.site != self.config.agent.site
         out.link = LinkName(self.config.agent.site, entry.agent.site) if remote else None
         book = self.asking.book(out.link) if out.link is not None else None
@@ -246,18 +249,57 @@ class Sender:
         return True
 
     def _offer_again(self, peer: Peer) -> None:
-        """The connections stand again: offer all that was under way, in order, before anything new."""
+        """The connections stand again: offer all that was under way, in order, before anything new. If it is another
+        life of the agent, only what is for trainers that are known to be back; the others' waits for them."""
+        peer.returning.clear()
         for out in [o for o in self.transfers.values() if o.peer == peer.name and o.state is SendState.BROKEN]:
-            out.again = True
-            out.eager = out.eager and self._take_budget(peer, out)
-            offer = wire.Offer(out.envelope, out.dst_incarnation, out.chunk_bytes, out.eager, again=True)
-            self.effects.append(ToPeer(peer.name, False, out.transfer, offer))
-            out.step(SendInput.OFFERED_AGAIN)
-            self.asking.telling.state(out, 0)
+            destination = out.envelope.destination
+            if destination in peer.returning or not self._is_back(out, peer):
+                peer.returning.setdefault(destination, []).append(out.transfer)
+            else:
+                self._offer_once_more(out, peer)
         for transfer, frame in peer.cancels.items():
             self.effects.append(ToPeer(peer.name, False, transfer, frame))
         peer.cancels.clear()
         self.effects.append(ToPeer(peer.name, False, wire.NO_TRANSFER, wire.OfferedAll()))
+
+    def _is_back(self, out: Outgoing, peer: Peer) -> bool:
+        """Whether the receiver of a BROKEN message is at the peer's present life."""
+        if out.peer_incarnation == peer.incarnation:
+            return True
+        entry = self.directory.get(out.envelope.destination)
+        wanted = (peer.name, peer.incarnation, out.dst_incarnation)
+        return entry is not None and (entry.agent, entry.agent_incarnation, entry.incarnation) == wanted
+
+    def _offer_once_more(self, out: Outgoing, peer: Peer) -> None:
+        out.again = True
+        out.peer_incarnation = peer.incarnation
+        out.eager = out.eager and self._take_budget(peer, out)
+        offer = wire.Offer(out.envelope, out.dst_incarnation, out.chunk_bytes, out.eager, again=True)
+        self.effects.append(ToPeer(peer.name, False, out.transfer, offer))
+        out.step(SendInput.OFFERED_AGAIN)
+        self.asking.telling.state(out, 0)
+
+    def _returns(self, peer: Peer, destination: EndpointName) -> bool:
+        """Whether messages of earlier connections still wait for a receiver to be back at its agent's next life."""
+        if destination in peer.returning:
+            left = [one for one in peer.returning[destination] if one in self.transfers]
+            if left:
+                peer.returning[destination] = left
+                return True
+            del peer.returning[destination]
+        return False
+
+    def returned(self, entry: DirectoryEntry) -> None:
+        """An endpoint is listed (again): what waited for it to be back at its agent's next life is offered."""
+        peer = self.peers.get(entry.agent)
+        if peer is None or not peer.connected or not self._returns(peer, entry.endpoint):
+            return
+        outs = [self.transfers[transfer] for transfer in peer.returning[entry.endpoint]]
+        if all(self._is_back(out, peer) for out in outs):
+            del peer.returning[entry.endpoint]
+            for out in outs:
+                self._offer_once_more(out, peer)
 
     def held(self, out: Outgoing, frame: wire.Held, now_ns: int) -> None:
         """The receiver says what it has of a message that was offered again: send the rest."""
@@ -424,27 +466,20 @@ class Sender:
             self.effects.append(wanted)
 
     def _streams_to(self, name: AgentName) -> int:
-        """As many streams as it takes to hold the link's BDP in their buffers: derived, not tuned.
-
-        A link whose rate is being found has a few from the start: one that is added later is cold when it is needed.
-        """
         if self.config.streams:
             return self.config.streams
         if name.site == self.config.agent.site:
             return 1
         info = self.asking.book(LinkName(self.config.agent.site, name.site)).info
-        if info is None:
-            return 1
-        bdp_bytes = page_round_up(info.rate_bytes_per_s * info.rtt_ns // NANOS)
-        least = 1 if info.source == "configured" else FOUND_STREAMS
-        return max(least, min(MAX_STREAMS, -(-bdp_bytes // self.config.stream_capacity_bytes)))
+        return 1 if info is None else streams_for(info, self.config.stream_capacity_bytes)
 
-    def peer_connected(self, name: AgentName, eager_bytes: int, now_ns: int) -> None:
+    def peer_connected(self, name: AgentName, incarnation: int, eager_bytes: int, now_ns: int) -> None:
         """A peer can be offered messages now; its budgets are fresh."""
         peer = self.peers.get(name)
         if peer is None:
             return
         peer.connected, peer.connected_ns, peer.proven = True, now_ns, False
+        peer.incarnation = incarnation
         peer.eager_bytes = eager_bytes
         peer.pace_bytes_per_s = -1
         peer.warm_ups = 0
@@ -478,6 +513,7 @@ class Sender:
         peer.last_error = reason
         if peer.away_since_ns is None or peer.proven or stood_ns > UNPROVEN_NS:
             peer.away_since_ns = now_ns - min(silent_ns, stood_ns)
+        peer.returning.clear()
         for book in self.asking.links.values():
             book.peer_gone(name, now_ns)
         for out in [o for o in self.transfers.values() if o.peer == name and o.state is not SendState.RESOLVING]:
@@ -485,34 +521,24 @@ class Sender:
                 self.fail(out, ErrorCode.PEER_LOST, reason, now_ns)
                 continue
             self.asking.interrupted(out, now_ns)
+            if out.state is not SendState.BROKEN:
+                out.broken_ns = peer.away_since_ns
             out.step(SendInput.LINK_LOST)
             self.asking.telling.state(out, 0)
 
     def _stays_away(self, peer: Peer, now_ns: int) -> None:
         """A peer has been away for ``peer_timeout``: what waits for it fails."""
-        away_s = (now_ns - (peer.away_since_ns or now_ns)) / NANOS
-        address = peer.wanted.address if peer.wanted is not None else "?"
         for out in [o for o in self.transfers.values() if o.peer == peer.name and o.state is SendState.BROKEN]:
-            done = min(out.nbytes, out.taken_bytes)
-            if peer.connected_ns > (peer.away_since_ns or 0):
-                why = (
-                    f"no progress for {away_s:.1f} s after {done} of {out.nbytes} bytes: connections from "
-                    f"{self.config.data_address} to agent {peer.name} at {address} come up and break again without "
-                    f"letting data through (MTU? a firewall?); the last one ended with: {peer.last_error}"
-                )
-            else:
-                why = (
-                    f"agent {peer.name} at {address} has been away for {away_s:.1f} s ({done} of {out.nbytes} bytes "
-                    f"were handed to it): {peer.last_error}. Send it again once the agent is back"
-                )
-            self.cancel(out, ErrorCode.PEER_LOST, f"{out.envelope.describe()}: {why}", now_ns)
+            text = words.stays_away(out, peer, self.config.data_address, now_ns)
+            self.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
 
     # -------------------------------------------------------------------------------------- timers
 
     def next_deadline_ns(self) -> int | None:
         """Earliest time at which :meth:`tick` has something to do."""
         times = [self._gives_up_ns(self.transfers[waiting[0]]) for waiting in self._unoffered.values() if waiting]
-        times += [due_ns for due_ns in map(self._away_too_long_ns, self.peers.values()) if due_ns is not None]
+        for peer in self.peers.values():
+            times += [ns for ns in (self._away_too_long_ns(peer), self._returns_by_ns(peer)) if ns is not None]
         return min(times + self.asking.deadlines_ns(), default=None)
 
     def tick(self, now_ns: int) -> None:
@@ -526,7 +552,26 @@ class Sender:
             due_ns = self._away_too_long_ns(peer)
             if due_ns is not None and due_ns <= now_ns:
                 self._stays_away(peer, now_ns)
+            due_ns = self._returns_by_ns(peer)
+            if due_ns is not None and due_ns <= now_ns:
+                self._has_not_returned(peer, now_ns)
         self.asking.tick(now_ns)
+
+    def _returns_by_ns(self, peer: Peer) -> int | None:
+        """When the first of the messages fails whose receivers are not back at their agent's next life."""
+        waiting = (one for some in peer.returning.values() for one in some if one in self.transfers)
+        first_ns = min((self.transfers[one].broken_ns for one in waiting), default=None)
+        return None if first_ns is None else first_ns + self.config.peer_timeout_ns
+
+    def _has_not_returned(self, peer: Peer, now_ns: int) -> None:
+        for destination in list(peer.returning):
+            for transfer in peer.returning[destination]:
+                out = self.transfers.get(transfer)
+                if out is not None and out.broken_ns + self.config.peer_timeout_ns <= now_ns:
+                    text = words.has_not_returned(out, peer, now_ns)
+                    self.cancel(out, ErrorCode.PEER_LOST, text, now_ns)
+            if not self._returns(peer, destination):
+                self.offer_waiting(destination, now_ns)
 
     def _away_too_long_ns(self, peer: Peer) -> int | None:
         """When what waits for a peer to come back fails; None: nothing does."""
@@ -537,31 +582,18 @@ class Sender:
 
     def _gives_up_ns(self, out: Outgoing) -> int:
         destination = out.envelope.destination
-        known = self.directory.get(destination) is not None or destination in self.awaited
+        # What was posted again comes from an earlier life of this agent; the receiver may be on its way back, too.
+        known = self.directory.get(destination) is not None or destination in self.awaited or out.again
         return out.posted_ns + (self.config.peer_timeout_ns if known else self.config.resolve_timeout_ns)
 
     def _give_up(self, out: Outgoing, now_ns: int) -> None:
         entry = self.directory.get(out.envelope.destination)
-        waited_s = (now_ns - out.posted_ns) / NANOS
         if entry is not None:
-            why = self.peers[entry.agent].last_error if entry.agent in self.peers else "not tried yet"
-            text = (
-                f"{out.envelope.describe()}: agent {entry.agent} at {entry.data_address} could not be reached for "
-                f"{waited_s:.1f} s ({why}); check that it runs and that its data port is open"
-            )
+            text = words.not_reached(out, entry, self.peers.get(entry.agent), now_ns)
             self.fail(out, ErrorCode.PEER_LOST, text, now_ns)
-            return
-        if not self.asking.owners.alive():
-            text = (
-                f"{out.envelope.describe()}: no coordinator reached for {waited_s:.1f} s, so the destination can't be "
-                f"looked up (configured: {', '.join(self.config.coordinators) or 'none'}); start one, or check [agent] "
-                "coordinators"
-            )
+        elif not self.asking.owners.alive():
+            text = words.no_coordinator(out, self.config.coordinators, now_ns)
             self.fail(out, ErrorCode.CONTROL_LOST, text, now_ns)
-            return
-        ranks = self.directory.ranks_of(out.envelope.job)
-        text = (
-            f"{out.envelope.describe()}: no endpoint {out.envelope.destination} has registered within {waited_s:.1f} s "
-            f"(known ranks of job {out.envelope.job!r}: {ranks}); check the rank and that its trainer is connected"
-        )
-        self.fail(out, ErrorCode.UNKNOWN_DESTINATION, text, now_ns)
+        else:
+            text = words.not_registered(out, self.directory.ranks_of(out.envelope.job), now_ns)
+            self.fail(out, ErrorCode.UNKNOWN_DESTINATION, text, now_ns)

@@ -42,9 +42,15 @@ Resuming goes by these rules; together they make "exactly once, in order, whole,
    CREDIT once it has memory, if it had none. Nothing is sent before the answer, so nothing that the receiver holds.
 4. *What the sender gave up meanwhile* it says with CANCEL after the offers, also what it had said right before the
    break. OFFERED_ALL then ends the list: what else the receiver has of that life of the agent will not come.
-5. *A new life of an agent* (another incarnation) has nothing to offer: its trainers' sessions ended with the old one.
-   What the receiver holds of the earlier life fails 4 s after the return. Messages are named by the trainer's
-   incarnation and sequence, so an offer by the new life would continue the old message; no client posts one again yet.
+5. *A new life of an agent* (another incarnation) knows nothing; its trainers do, and come back by themselves. Messages
+   are named by the trainer's incarnation and sequence, so the old ones go on.
+
+   * The sender's agent: its trainers post again what was not acknowledged, in order and before anything new; the new
+     life offers it, and the receiver answers as in 3. What isn't offered within 4 s of the return fails.
+   * The receiver's agent: its trainers say first what was delivered to them and what they await
+     (:mod:`proxyd.core.remembering`). A BROKEN message waits until the directory lists its receiver,
+     in the life it was for, at that very life of the agent; the messages behind it wait, too. It fails with PEER_LOST
+     ``peer_timeout`` after the old life's last word, or as soon as the receiver is there in another life.
 6. *Accounts.* Granted bytes that the transfer holds unspent go back at once, and the coordinator's queue forgets it;
    bytes in the kernel's hands count as delivered (nothing of them is outstanding any more). It asks anew for what is
    missing.
@@ -248,7 +254,12 @@ class Outgoing:
     told_phase: SendPhase | None = None
     expected_finish_ns: int = 0
     dst_incarnation: int = 0
-    """The life of the receiver that it was offered to first; no later one may get it."""
+    """The life of the receiver that it was offered to first; no later one may get it. Before that: the one that its
+    trainer meant when it posted it to an earlier life of this agent; 0: any."""
+    peer_incarnation: int = 0
+    """The life of the receiver's agent that it was offered to last."""
+    broken_ns: int = 0
+    """BROKEN: since when the receiver's agent has been away."""
     again: bool = False
     """It may have been offered before: over a connection that broke, or by an earlier life of this agent."""
     held_before_bytes: int = 0

@@ -5,7 +5,9 @@ descriptor each, in order), or TCP for a trainer on another host of the site, wh
 (``SEND_DATA``, ``RECV_DATA``).
 
 Order of a session: agent ``CHALLENGE`` -> client ``HELLO`` -> agent ``WELCOME`` | ``REFUSED`` -> agent
-``ARENA_GRANTED`` x n -> frames. The MACs of ``HELLO`` and ``WELCOME`` are :func:`hello_mac` and :func:`welcome_mac`.
+``ARENA_GRANTED`` x n -> frames. A client that comes from an earlier life of the agent (``HELLO.resumes``) first says
+what it knows, ``RESUME`` x n and ``RESUMED``, and hears of nothing before (rules in :mod:`proxyd_client.resuming`). The
+MACs of ``HELLO`` and ``WELCOME`` are :func:`hello_mac` and :func:`welcome_mac`.
 
 A send, over a Unix socket::
 
@@ -62,14 +64,17 @@ from proxyd.wire.codec import (
     u16,
     u32,
     u64,
+    u64_list,
 )
 from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, Envelope, TransferId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEADER = struct.Struct("<IHHQ")  # body bytes, type, flags (0), payload bytes that follow the body
 HEADER_BYTES = HEADER.size
 MAX_BODY_BYTES = 64 << 10
 MAX_PAYLOAD_BYTES = 4 << 20  # one SEND_DATA / RECV_DATA of the TCP variant; none over a Unix socket
+MAX_RESUMED = 2048
+"""Sequences in each list of one RESUME."""
 FILL_CHUNK_BYTES = 2 << 20
 """What the client copies between two SEND_FILLED: large enough that a frame costs nothing, small enough to overlap."""
 
@@ -95,6 +100,7 @@ class SendPhase(enum.IntEnum):
     SENDING = 4
     UNACKNOWLEDGED = 5
     RECONNECTING = 6
+    AGENT_AWAY = 7
 
     @property
     def label(self) -> str:
@@ -110,6 +116,7 @@ _PHASE_LABELS = {
     SendPhase.SENDING: "sending",
     SendPhase.UNACKNOWLEDGED: "sent, waiting for the acknowledgement",
     SendPhase.RECONNECTING: "waiting for the connection to the receiver's agent to come back",
+    SendPhase.AGENT_AWAY: "waiting for this host's agent to come back",
 }
 
 
@@ -135,6 +142,10 @@ class Hello:
     nonce: bytes = blob(NONCE_BYTES)
     mac: bytes = blob(MAC_BYTES)
     shared_memory: bool = flag()
+    resumes: int = u64(0)
+    """The life of the agent (its incarnation) that this client was attached to until now; 0: it begins."""
+    age_ns: int = u64(0)
+    """How long ago it attached for the first time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +159,8 @@ class Welcome:
     memory_limit_bytes: int = u64()
     linger_ns: int = u64()
     mac: bytes = blob(MAC_BYTES)
+    reconnect_ns: int = u64(0)
+    """How long the client is to look for the agent's next life, should this one end; 0: not at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +200,31 @@ class ArenaWanted:
 
 
 @dataclasses.dataclass(frozen=True)
+class Resume:
+    """What a client knows of one sender's messages to it, from earlier lives of the agent.
+
+    All that was offered up to ``highest`` has ended, except what is ``awaited``. Of the rest those in ``delivered``
+    (the latest ones) are known to have been delivered; of all others nothing is claimed. Several frames of one sender
+    add up.
+    """
+
+    TYPE = 8
+    rank: int = u32()
+    incarnation: int = u64()
+    highest: int = u64()
+    delivered: tuple[int, ...] = u64_list(MAX_RESUMED)
+    awaited: tuple[int, ...] = u64_list(MAX_RESUMED)
+    """Told of and not complete: they are to be offered again, or to fail."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """That was all; from here on it is a session like any other."""
+
+    TYPE = 9
+
+
+@dataclasses.dataclass(frozen=True)
 class PostSend:
     """A message; the block is the agent's from here to SEND_DONE / SEND_FAILED. ``arena`` 0 and no bytes: empty."""
 
@@ -198,6 +236,10 @@ class PostSend:
     filled_bytes: int = u64()
     deadline_in_ns: int = u64(0)
     """Wanted at the receiver within; 0: as soon as its turn comes."""
+    again: bool = flag(False)
+    """It was posted to an earlier life of this agent: the receiver may have parts of it, or all."""
+    dst_incarnation: int = u64(0)
+    """The only life of the receiver that may get it; 0: whichever is there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,6 +474,8 @@ Frame: TypeAlias = (
     | ArenaGranted
     | ArenaRefused
     | ArenaWanted
+    | Resume
+    | Resumed
     | PostSend
     | SendFilled
     | SendData

@@ -78,6 +78,8 @@ class ErrorCode(enum.IntEnum):
     REFUSED = 12
     PROTOCOL = 13
     CONTROL_LOST = 14
+    AGENT_STOPS = 15
+    """Of a session: its agent ends in order, and the next life of it goes on with what is under way."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

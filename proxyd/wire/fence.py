@@ -12,7 +12,10 @@ are remembered one by one (they are few) and all others were delivered.
 The list of failures is bounded. What falls off it is answered with "its end is no longer known", never with success:
 an error too many is allowed, a short success is not.
 
-The agent keeps a fence for each (sender's life, destination's life). Pure.
+The agent keeps a fence for each (sender's life, destination's life). When it is started again, the destination tells it
+what it knows (:class:`proxyd.wire.client.Resume`). That is less: which messages *were* delivered, the latest ones, and
+which it still waits for. Messages of the sender to others leave gaps that look like failures, so of all else up to the
+highest no end is known. Pure.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ class Fate(enum.Enum):
     """What became of a sequence that is not under way."""
 
     NEW = "new"
+    AWAITED = "awaited"
+    """Offered before, to an earlier life of the agent, and not complete: as good as new, and to be told as the same."""
     DELIVERED = "delivered"
     FAILED = "failed"
     FORGOTTEN = "forgotten"
@@ -37,7 +42,7 @@ class Fate(enum.Enum):
 class Fence:
     """One sender's life towards one destination's life."""
 
-    __slots__ = ("_failed", "_forgotten_to", "highest")
+    __slots__ = ("_delivered", "_failed", "_forgotten_to", "awaited", "highest")
 
     def __init__(self, highest: int = 0, failed: Iterable[int] = (), forgotten_to: int = 0) -> None:
         self.highest = highest
@@ -45,6 +50,9 @@ class Fence:
         self._failed: OrderedDict[int, None] = OrderedDict.fromkeys(failed)
         self._forgotten_to = forgotten_to
         """Failures up to this sequence may be missing from the list."""
+        self._delivered: set[int] = set()
+        self.awaited: set[int] = set()
+        """What the destination waits for since the agent's earlier life."""
 
     @property
     def failed(self) -> tuple[int, ...]:
@@ -56,20 +64,39 @@ class Fence:
         """Up to here an end that isn't remembered may have been a failure."""
         return self._forgotten_to
 
+    def learn(self, highest: int, delivered: Iterable[int], awaited: Iterable[int]) -> None:
+        """What the destination knows from an earlier life of the agent."""
+        self.highest = max(self.highest, highest)
+        self._forgotten_to = max(self._forgotten_to, highest)
+        self._delivered.update(delivered)
+        self.awaited.update(awaited)
+
     def offered(self, sequence: int) -> None:
         """A message was offered; it is under way from here on."""
         self.highest = max(self.highest, sequence)
+        self.awaited.discard(sequence)
+
+    def ended_well(self, sequence: int) -> None:
+        """A message that was under way was delivered. Only needed for those below what is known all the same."""
+        if sequence <= self._forgotten_to:
+            self._delivered.add(sequence)
 
     def ended_badly(self, sequence: int) -> None:
         """A message that was under way failed, was refused or was taken back."""
         self._failed[sequence] = None
+        self._delivered.discard(sequence)
+        self.awaited.discard(sequence)
         if len(self._failed) > MAX_FAILURES:
             self._forgotten_to = max(self._forgotten_to, self._failed.popitem(last=False)[0])
 
     def fate(self, sequence: int) -> Fate:
         """Of a message that is not under way."""
+        if sequence in self.awaited:
+            return Fate.AWAITED
         if sequence > self.highest:
             return Fate.NEW
         if sequence in self._failed:
             return Fate.FAILED
+        if sequence in self._delivered:
+            return Fate.DELIVERED
         return Fate.FORGOTTEN if sequence <= self._forgotten_to else Fate.DELIVERED

@@ -66,7 +66,7 @@ class Trainer:
             self.frames.append(item[0])
 
     async def hello(self, rank: int, incarnation: int) -> None:
-        await self.say(wire.Hello(1, "j", rank, incarnation, 1, bytes(32), b"", True))
+        await self.say(wire.Hello(wire.PROTOCOL_VERSION, "j", rank, incarnation, 1, bytes(32), b"", True))
 
     def heard(self, kind: type[wire.Frame]) -> list[wire.Frame]:
         return [frame for frame in self.frames if isinstance(frame, kind)]

@@ -78,7 +78,7 @@ class World:
         for name in self.machines:
             self.put(name, ev.CoordinatorSaid(coordinator, Directory(tuple(self.endpoints), (), full=True)))
 
-    def attach(self, name: str, rank: int, incarnation: int = 0) -> None:
+    def attach(self, name: str, rank: int, incarnation: int = 0, *, past: tuple[ev.Past, ...] | None = None) -> None:
         agent = AgentName.parse(name)
         endpoint = EndpointName("job", rank)
         self.endpoints = [e for e in self.endpoints if e.endpoint != endpoint]
@@ -87,7 +87,7 @@ class World:
                 endpoint, incarnation or 100 + rank, agent, self.machines[agent].config.incarnation, f"{name}:1"
             )
         )
-        self.put(name, ev.ClientAttached(endpoint, incarnation or 100 + rank))
+        self.put(name, ev.ClientAttached(endpoint, incarnation or 100 + rank, past))
 
     def post(
         self, name: str, sequence: int, src: int, dst: int, nbytes: int, *, filled: int = -1, tag: int = 0
@@ -233,9 +233,11 @@ class World:
             case fx.ToPeer():
                 self._queue.append((effect.peer, ev.PeerFrame(name, not effect.inbound, effect.transfer, effect.frame)))
             case fx.WantPeer():
-                if (name, effect.peer) in self.down:
-                    return
                 incarnation = self.machines[effect.peer].config.incarnation
+                known = self.machines[name].sender.peers.get(effect.peer)
+                stands = known is not None and known.connected and known.incarnation == incarnation
+                if stands or (name, effect.peer) in self.down:
+                    return
                 self._queue.append((effect.peer, ev.InboundOpened(name, self.machines[name].config.incarnation)))
                 self._queue.append((name, ev.PeerConnected(effect.peer, incarnation, self.eager_bytes)))
             case fx.Pump():

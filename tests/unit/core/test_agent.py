@@ -378,16 +378,6 @@ def test_an_offer_repeated_after_delivery_is_acknowledged_and_not_delivered_twic
     assert len(world.tells(fx.TellOffered)) == before
 
 
-def test_stopping_fails_everything_and_closes_every_trainer() -> None:
-    world = two_sites()
-    world.post("a/0", 1, 0, 1, MIB)
-    world.put("a/0", ev.Stopping("SIGTERM"))
-    assert world.tells(fx.TellSendFailed)[0].code is ErrorCode.AGENT_UNAVAILABLE
-    assert world.tells(fx.CloseClient)[0].endpoint == EndpointName("job", 0)
-    # The other side lost its peer.
-    assert {f.code for f in world.tells(fx.TellRecvFailed)} <= {ErrorCode.PEER_LOST}
-
-
 def test_announcements_are_matched_to_the_next_message_of_their_channel() -> None:
     world = two_sites()
     transfer = TransferId(100, 1)

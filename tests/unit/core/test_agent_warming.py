@@ -9,7 +9,7 @@ import pytest
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.agent import AgentMachine
-from proxyd.core.ids import AgentName, TransferId
+from proxyd.core.ids import AgentName
 from proxyd.core.messages import Beat, CancelRequest, LinkInfo, Report, Request, TransferDone
 from proxyd.core.warming import WARM_PEERS, WARM_UPS
 from proxyd.wire.envelope import TrafficClass
@@ -182,12 +182,3 @@ def test_a_new_session_asks_for_the_rest_of_it() -> None:
     assert request.wanted_bytes == BDP - COLD - MIB
     world.grant("a/0", request.transfer, request.wanted_bytes, epoch=2)
     assert world.agent("a/0").sender.warmer.under_way is None
-
-
-def test_a_stopping_agent_says_nothing_of_it() -> None:
-    world = world_of("b/0")
-    window(world, B0, COLD)
-    beat(world)
-    world.put("a/0", ev.Stopping("test"))
-    assert not world.tells(fx.TellSendFailed)
-    assert TransferId(1, 1) not in world.agent("a/0").sender.transfers
