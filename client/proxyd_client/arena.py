@@ -20,9 +20,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxyd.wire.arena import PAGE_BYTES, page_round_up, read_header
+from proxyd.wire.arena import (
+    PAGE_BYTES,
+    block_prefix_bytes,
+    chunk_count,
+    chunk_is_marked,
+    page_round_up,
+    read_block_prefix,
+    read_header,
+)
 from proxyd.wire.client import ArenaKind
 from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import TransferId
 from proxyd_client.buffers import Bytes, view_of
 
 _MADV_POPULATE_WRITE = 23
@@ -122,6 +131,21 @@ class Mapping:
             raise WireError(f"block {offset}+{nbytes} lies outside arena {self.arena} of {self.size_bytes} bytes")
         return self.bytes[offset : offset + nbytes]
 
+    def holds_all(self, transfer: TransferId, nbytes: int, offset: int) -> bool:
+        """Whether the block at ``offset`` says of itself that it is this message's and all of it is in place."""
+        most = block_prefix_bytes(nbytes, PAGE_BYTES)  # no chunk is smaller
+        for size in range(PAGE_BYTES, most + 1, PAGE_BYTES):
+            if offset - size < PAGE_BYTES:
+                break
+            prefix = view_of(self.bytes[offset - size : offset])
+            try:
+                named = read_block_prefix(prefix)
+            except WireError:
+                continue
+            if named[:2] == (transfer, nbytes) and block_prefix_bytes(nbytes, named.chunk_bytes) == size:
+                return all(chunk_is_marked(prefix, index) for index in range(chunk_count(nbytes, named.chunk_bytes)))
+        return False
+
     def forget_pages(self, offset: int, nbytes: int) -> None:
         """Take whole pages within a range out of this process's resident set; their contents stay where they are.
 
@@ -174,8 +198,14 @@ class SendArenas:
         return None
 
     def free(self, block: SendBlock) -> None:
-        """Give a block back."""
-        self._arenas[block.mapping.arena][1].free(block.offset)
+        """Give a block back; nothing happens to one of an arena that is no longer in use."""
+        mapping, allocator = self._arenas.get(block.mapping.arena, (None, None))
+        if allocator is not None and mapping is block.mapping:  # numbers begin anew with each life of the agent
+            allocator.free(block.offset)
+
+    def holds(self, block: SendBlock) -> bool:
+        """Whether a block lies in one of these arenas."""
+        return self._arenas.get(block.mapping.arena, (None,))[0] is block.mapping
 
     @property
     def used_bytes(self) -> int:

@@ -27,6 +27,9 @@ class SessionCore:
         self.lock: threading.Lock = progress.lock
         self.failure: ProxydError | None = None
         self.closing = False
+        self.away = False
+        """The agent is gone, and its next life is looked for; ``link`` is closed."""
+        self.begun_ns = time.monotonic_ns()
         self.pid = os.getpid()
 
     def has_ended(self) -> bool:

@@ -28,6 +28,7 @@ from proxyd.wire.client import (
     welcome_mac,
 )
 from proxyd.wire.codec import WireError
+from proxyd.wire.envelope import ErrorCode
 from proxyd_client.errors import (
     AgentUnavailable,
     ArgumentError,
@@ -86,6 +87,18 @@ class Session(NamedTuple):
     fds: list[int]
 
 
+class Return(NamedTuple):
+    """What an endpoint says of itself that was attached to an earlier life of the agent."""
+
+    resumes: int = 0
+    """That life's incarnation; 0: it comes for the first time."""
+    age_ns: int = 0
+    """How long ago it attached for the first time."""
+
+
+FIRST_TIME = Return()
+
+
 def parse_address(text: str | None) -> Address:
     """``None`` -> PROXYD_SOCKET -> the default path. Raises ConfigError naming where the value came from."""
     origin = "socket="
@@ -141,14 +154,9 @@ def establish(address: Address, identity: Identity, timeout_s: float) -> Session
     said_so = False
     while True:
         try:
-            sock = _connect(address, max(0.1, deadline - time.monotonic()))
-            try:
-                return _shake_hands(sock, address, identity, token, deadline)
-            except BaseException:
-                sock.close()
-                raise
+            return attempt(address, identity, token, deadline)
         except OSError as error:
-            problem = _problem(address, error)
+            problem = problem_of(address, error)
             if isinstance(problem, ConfigError):
                 raise problem from error
             now = time.monotonic()
@@ -169,6 +177,23 @@ def establish(address: Address, identity: Identity, timeout_s: float) -> Session
             time.sleep(_RETRY_EVERY_S)
 
 
+def attempt(
+    address: Address, identity: Identity, token: bytes, deadline: float, come_back: Return = FIRST_TIME
+) -> Session:
+    """Connect and shake hands, once.
+
+    :param deadline: on the clock of ``time.monotonic``.
+    :raises OSError: what may be otherwise the next time; :func:`problem_of` says what it is.
+    :raises ProxydError: what won't.
+    """
+    sock = _connect(address, max(0.1, deadline - time.monotonic()))
+    try:
+        return _shake_hands(sock, address, identity, token, deadline, come_back)
+    except BaseException:
+        sock.close()
+        raise
+
+
 def _connect(address: Address, timeout_s: float) -> socket.socket:
     if address.shared_memory:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -185,7 +210,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _problem(address: Address, error: OSError) -> ProxydError:
+def problem_of(address: Address, error: OSError) -> ProxydError:
     """What stands behind a failed attempt; a ConfigError when trying again is pointless."""
     phase = "connecting to the agent"
     if isinstance(error, socket.gaierror):
@@ -221,7 +246,9 @@ def _is_something_else(path: str) -> bool:
         return False
 
 
-def _shake_hands(sock: socket.socket, address: Address, identity: Identity, token: bytes, deadline: float) -> Session:
+def _shake_hands(
+    sock: socket.socket, address: Address, identity: Identity, token: bytes, deadline: float, come_back: Return
+) -> Session:
     reader = _HandshakeReader(sock, address, deadline)
     challenge = reader.next_frame()
     if not isinstance(challenge, Challenge):
@@ -241,10 +268,15 @@ def _shake_hands(sock: socket.socket, address: Address, identity: Identity, toke
         nonce=nonce,
         mac=hello_mac(token, challenge.nonce, nonce, *identity),
         shared_memory=address.shared_memory,
+        resumes=come_back.resumes,
+        age_ns=come_back.age_ns,
     )
     sock.sendall(encode(hello))
     answer = reader.next_frame()
     if isinstance(answer, Refused):
+        if answer.code == ErrorCode.RESOURCE and come_back.resumes:
+            # All its trainers come back at once; some of them have to wait.
+            raise BlockingIOError(errno.EAGAIN, answer.message)
         kind = class_of_code(answer.code)
         raise (AgentUnavailable if kind is TransferFailed else kind)(
             f"the agent at {address} refused {identity.job}/{identity.rank}",

@@ -16,7 +16,7 @@ from proxyd_client.dial import Identity, parse_address
 from proxyd_client.errors import ArgumentError
 from proxyd_client.handle import Handle, Operation
 from proxyd_client.message import Message
-from proxyd_client.sending import Destination
+from proxyd_client.send import Destination
 from proxyd_client.session import Session
 
 DEFAULT_ROOM_TIMEOUT_S = 300.0

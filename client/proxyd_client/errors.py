@@ -5,7 +5,7 @@ class                                 meaning
 ====================================  ==================================================================
 :class:`ArgumentError`                the call itself is wrong (also a ValueError)
 :class:`ConfigError`                  the installation or its settings are wrong; only a person can put it right
-:class:`AgentUnavailable`             this host's agent can't be reached, or is gone
+:class:`AgentUnavailable`             this host's agent can't be reached, or did not come back in time
 :class:`PeerLost`                     the other endpoint is gone, or was never there
 :class:`TransferTimeout`              not done within ``timeout_s``; the transfer itself goes on (also a TimeoutError)
 :class:`TransferFailed`               an agent gave the transfer up for another reason
@@ -89,7 +89,7 @@ class ConfigError(ProxydError):
 
 
 class AgentUnavailable(ProxydError, ConnectionError):
-    """No agent listens at the configured place, or the agent of this endpoint is gone."""
+    """No agent listens at the configured place, or the agent of this endpoint is gone and did not come back in time."""
 
 
 class PeerLost(ProxydError, ConnectionError):
@@ -126,6 +126,7 @@ _CLASS_OF_CODE: dict[int, type[ProxydError]] = {
     ErrorCode.CLOSED: ClosedError,
     ErrorCode.CANCELLED: TransferCancelled,
     ErrorCode.REFUSED: ConfigError,
+    ErrorCode.AGENT_STOPS: AgentUnavailable,
 }
 
 _NEXT_STEP_OF_CODE: dict[int, str] = {

@@ -278,6 +278,8 @@ class Link:
 
         Otherwise the agent would see the end of the connection only when the last child that inherited it ends.
         """
+        if self._closed:
+            return
         self._closed = True
         self._sock.close()
         os.close(self._wake_fd)

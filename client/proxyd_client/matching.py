@@ -18,8 +18,13 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from proxyd.wire.envelope import Envelope, TransferId
+
+if TYPE_CHECKING:
+    from proxyd_client.arena import Mapping
+    from proxyd_client.link import Link
 
 _by_number = attrgetter("number")
 
@@ -41,6 +46,15 @@ class Incoming:
     """Predicted arrival of the last byte on the local monotonic clock; 0: unknown."""
     number: int = 0
     receive: Posted | None = None
+    mapping: Mapping | None = None
+    """The arena that it lies in."""
+    link: Link | None = None
+    """The connection over which it was offered; what is said of it over a later one would mean nothing there."""
+    awaited: bool = False
+    """It was under way when the agent ended: it is to be offered again, or to fail. It keeps its place and its receive,
+    and has neither memory nor bytes."""
+    offers: int = 1
+    """How often it was offered: a copy that began before the last one counts for nothing."""
 
     @property
     def complete(self) -> bool:

@@ -8,6 +8,9 @@ takes the wheel.
 A background thread drives while nobody waits, so that posted receives are matched, blocks come back and the agent never
 finds a full socket. It stands back for STAND_BACK_S after any waiter has driven: in a loop of small sends and receives
 it would otherwise take the wheel between any two of them. Nobody spins: idle, the background thread blocks in poll().
+
+While the agent is away (:meth:`Progress.pause`) there is nothing to drive: waiters sleep until their time is up or a
+next connection is there, and the background thread copies what there is.
 """
 
 from __future__ import annotations
@@ -64,12 +67,26 @@ class Progress:
         self._waiters = 0
         self._background_sleeps = False
         self._last_drive_ns = 0
+        self._paused = False
         self._ended = False
         self._thread = threading.Thread(target=self._run_background, name="proxyd-client", daemon=True)
 
     def start(self) -> None:
         """Start the background thread."""
         self._thread.start()
+
+    def pause(self) -> None:
+        """The connection is gone; with the lock held, and by the driver itself: nobody polls it."""
+        self._paused = True
+        self._changed.notify_all()
+
+    def go_on(self, link: Link) -> None:
+        """Another connection stands; with the lock held."""
+        self._link = link
+        self._paused = False
+        self._idle_is_due = True
+        self._changed.notify_all()
+        self._background_turn.notify_all()
 
     def stop(self) -> None:
         """No more reading; with the lock held. Waiters look at their condition once more and return."""
@@ -118,10 +135,12 @@ class Progress:
                 if remaining_s is not None and remaining_s <= 0:
                     # A last look at the socket: with a timeout of 0, or after a long stall of this process, the answer
                     # may be there already.
-                    if self._driver is _Driver.NOBODY:
+                    if self._driver is _Driver.NOBODY and not self._paused:
                         self._drive(_Driver.WAITER, 0)
                     break
-                if self._driver is _Driver.NOBODY:
+                if self._paused:
+                    self._changed.wait(remaining_s)
+                elif self._driver is _Driver.NOBODY:
                     self._drive(_Driver.WAITER, remaining_s)
                 else:
                     if self._driver is _Driver.BACKGROUND:
@@ -136,7 +155,7 @@ class Progress:
 
     def poll_now(self) -> None:
         """Handle what is there, without waiting; with the lock held."""
-        if self._driver is _Driver.NOBODY and not self._ended:
+        if self._driver is _Driver.NOBODY and not self._ended and not self._paused:
             self._drive(_Driver.WAITER, 0)
             self._hand_over()
 
@@ -180,7 +199,7 @@ class Progress:
             while not self._ended:
                 if self._work():
                     continue
-                if self._driver is not _Driver.NOBODY or self._waiters:
+                if self._paused or self._driver is not _Driver.NOBODY or self._waiters:
                     self._background_sleeps = True
                     self._background_turn.wait()
                     self._background_sleeps = False

@@ -80,6 +80,8 @@ class Receive(Posted):
             return "ended"
         if self.incoming is None:
             return "waiting for a message"
+        if self.incoming.awaited:
+            return "waiting for its sender to go on after the restart of the agent"
         if self.incoming.arena or self.incoming.landed_bytes:
             return "landing"
         return "waiting for memory at the agent" if self.incoming.envelope.nbytes else "landing"

@@ -3,7 +3,7 @@
 ``recv`` hands out a view of the block once all of it is there. ``recv_into`` copies while the message is still landing
 (cut-through): whoever waits for it copies; for a receive that nobody waits for, the background thread does. A copy runs
 without the lock, and one at a time per receive (:attr:`Receive.copying`), so a receive can't end, nor its buffer go
-back to the caller, under a running copy.
+back to the caller, under a running copy. What becomes of all this when the agent ends: :mod:`proxyd_client.resuming`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 
 from proxyd.wire.client import (
     Accept,
+    ArenaKind,
     Block,
     Expect,
+    Frame,
     Landed,
     Offered,
     PeerGone,
@@ -43,9 +45,11 @@ from proxyd_client.errors import (
     class_of_code,
     next_step_of_code,
 )
+from proxyd_client.link import Link
 from proxyd_client.matching import Incoming, Matcher, Outcome
 from proxyd_client.message import Message
 from proxyd_client.receive import Receive, eta_s
+from proxyd_client.resuming import Knowledge
 
 E = TypeVar("E", bound=ProxydError)
 
@@ -66,6 +70,10 @@ class Receiver:
         self._private: dict[TransferId, Bytes] = {}
         self._data_end = 0
         self._landing: dict[int, Receive] = {}
+        self._knowledge = Knowledge()
+        self._unconfirmed: dict[int, int] = {}
+        """Ranks that were here when the agent ended, and of which its next life has said nothing yet."""
+        self._missing_timer: threading.Timer | None = None
         self._here: dict[int, int] = {}
         self._gone: dict[int, str] = {}
         self._early_expects: OrderedDict[TransferId, int] = OrderedDict()
@@ -162,15 +170,26 @@ class Receiver:
 
     def on_offered(self, frame: Offered) -> None:
         """A message is on its way."""
-        if frame.transfer in self._incoming:
-            raise WireError(f"transfer {frame.transfer} was offered twice")
+        incoming = self._incoming.get(frame.transfer)
+        if incoming is not None and incoming.awaited and incoming.envelope == frame.envelope:
+            incoming.awaited = False
+            incoming.link = self.core.link
+            incoming.offers += 1
+            if frame.arena:
+                self._place(incoming, frame.arena, frame.offset)
+            self._advance(incoming)
+            return
+        if incoming is not None or not self._knowledge.offered(frame.envelope.src_rank, frame.transfer):
+            raise WireError(f"transfer {frame.transfer} was offered twice, or out of turn")
         if frame.envelope.nbytes > MAX_TRANSFER_BYTES:
             raise WireError(f"transfer {frame.transfer} claims {frame.envelope.nbytes} bytes")
-        incoming = Incoming(frame.transfer, frame.envelope)
+        incoming = Incoming(frame.transfer, frame.envelope, link=self.core.link)
         incoming.finish_at_ns = self._early_expects.pop(frame.transfer, 0)
         if frame.arena:
             self._place(incoming, frame.arena, frame.offset)
         self._incoming[frame.transfer] = incoming
+        if not frame.envelope.nbytes:
+            self._knowledge.delivered(frame.envelope.src_rank, frame.transfer)
         self._settle(self._matcher.offer(incoming))
 
     def on_block(self, frame: Block) -> None:
@@ -187,6 +206,8 @@ class Receiver:
         if frame.nbytes > incoming.envelope.nbytes or not incoming.arena:
             raise WireError(f"{frame.nbytes} bytes of transfer {incoming.transfer} landed, more than it has room for")
         incoming.landed_bytes = frame.nbytes
+        if incoming.complete:
+            self._knowledge.delivered(incoming.envelope.src_rank, incoming.transfer)
         self._advance(incoming)
 
     def data_target(self, frame: RecvData, payload_bytes: int) -> memoryview | None:
@@ -243,6 +264,7 @@ class Receiver:
     def on_peer_here(self, frame: PeerHere) -> None:
         """A rank is registered."""
         self._here[frame.rank] = frame.incarnation
+        self._unconfirmed.pop(frame.rank, None)
         self._gone.pop(frame.rank, None)
 
     def on_peer_gone(self, frame: PeerGone) -> None:
@@ -250,6 +272,7 @@ class Receiver:
         if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
             return  # a newer life of it is here already
         self._here.pop(frame.rank, None)
+        self._unconfirmed.pop(frame.rank, None)
         timer = threading.Timer(LOST_GRACE_S, self._declare_lost, (frame,))
         timer.daemon = True
         timer.start()
@@ -259,9 +282,74 @@ class Receiver:
         with self.core.lock:
             if self.core.failure is not None or frame.rank in self._here:
                 return
-            self._gone[frame.rank] = frame.message or "its process has ended"
-            for receive in self._matcher.waiting_for(frame.rank):
-                self._fail_lost(cast(Receive, receive), self._gone[frame.rank])
+            self._lose(frame.rank, frame.message or "its process has ended")
+
+    def _lose(self, rank: int, why: str) -> None:
+        self._gone[rank] = why
+        for receive in self._matcher.waiting_for(rank):
+            self._fail_lost(cast(Receive, receive), why)
+
+    def life_of(self, rank: int) -> int:
+        """The life of a rank that is registered, as far as this endpoint knows; 0: none."""
+        return self._here.get(rank, 0)
+
+    # -- the agent's next life ---------------------------------------------------------------------------------------
+
+    def agent_lost(self) -> None:
+        """The agent is gone, and all that it had said is read. What is whole is delivered; the rest is awaited."""
+        if self._missing_timer is not None:
+            self._missing_timer.cancel()
+        whole = []
+        for incoming in self._incoming.values():
+            mapping, nbytes = incoming.mapping, incoming.envelope.nbytes
+            if incoming.complete or incoming.awaited:
+                continue
+            if (
+                mapping is not None
+                and mapping.kind is ArenaKind.RECEIVE
+                and mapping.holds_all(incoming.transfer, nbytes, incoming.offset)
+            ):
+                incoming.landed_bytes = nbytes
+                self._knowledge.delivered(incoming.envelope.src_rank, incoming.transfer)
+                whole.append(incoming)
+                continue
+            incoming.awaited = True
+            incoming.offers += 1
+            incoming.accepted = False
+            incoming.mapping = None
+            incoming.arena = incoming.offset = incoming.landed_bytes = incoming.finish_at_ns = 0
+            receive = cast("Receive | None", incoming.receive)
+            if receive is not None:
+                self._landing.pop(id(receive), None)
+                receive.copied_bytes = 0
+        self._arenas.clear()
+        self._early_expects.clear()
+        for incoming in whole:
+            self._advance(incoming)
+
+    def what_it_knows(self) -> list[Frame]:
+        """For the agent's next life, before anything else is said."""
+        awaited = [(i.envelope.src_rank, i.transfer) for i in self._incoming.values() if i.awaited]
+        return self._knowledge.frames(awaited)
+
+    def agent_back(self, timeout_s: float) -> None:
+        """Its next life is there. A rank that it doesn't name within the time has ended meanwhile."""
+        self._unconfirmed = dict(self._here)
+        if self._unconfirmed:
+            self._missing_timer = threading.Timer(timeout_s, self._declare_missing, (self.core.link, timeout_s))
+            self._missing_timer.daemon = True
+            self._missing_timer.start()
+
+    def _declare_missing(self, link: Link, timeout_s: float) -> None:
+        """In a thread of its own."""
+        with self.core.lock:
+            if self.core.failure is not None or self.core.link is not link:
+                return
+            for rank, incarnation in sorted(self._unconfirmed.items()):
+                if self._here.get(rank) == incarnation:
+                    del self._here[rank]
+                    self._lose(rank, f"it was not seen again within {timeout_s:g} s of the return of this host's agent")
+            self._unconfirmed.clear()
 
     def fail_all(self, error: ProxydError) -> None:
         """The session ended: every receive that isn't complete fails. Arenas go, except for those that views lie in."""
@@ -277,6 +365,8 @@ class Receiver:
                 self._end(receive, self._error(type(error), receive, what, str(error), ""))
             if receive.incoming is not None:
                 self._matcher.finished(receive.incoming)  # they refer to each other, and so would keep the buffer
+        if self._missing_timer is not None:
+            self._missing_timer.cancel()
         self._matcher = Matcher()
         self._incoming.clear()
         self._private.clear()
@@ -303,7 +393,7 @@ class Receiver:
         if mapping is None:
             raise WireError(f"transfer {incoming.transfer} lies in arena {arena}, which was never granted")
         mapping.block(offset, incoming.envelope.nbytes)  # validates
-        incoming.arena, incoming.offset, incoming.accepted = arena, offset, True
+        incoming.mapping, incoming.arena, incoming.offset, incoming.accepted = mapping, arena, offset, True
 
     def _settle(self, outcome: Outcome) -> None:
         for receive, incoming, reason in outcome.misfits:
@@ -328,9 +418,11 @@ class Receiver:
             return
         if incoming.failed is not None:
             self._fail_with(receive, incoming)
+        elif incoming.awaited:
+            pass
         elif not incoming.accepted and incoming.envelope.nbytes:
             incoming.accepted = True
-            self.core.link.send(Accept(*incoming.transfer))
+            self._link_of(incoming).send(Accept(*incoming.transfer))
         elif receive.into is None or not incoming.envelope.nbytes:
             if incoming.complete:
                 self._complete(receive, incoming)
@@ -343,7 +435,13 @@ class Receiver:
         private = self._private.get(incoming.transfer)
         if private is not None:
             return private
-        return self._arenas[incoming.arena].block(incoming.offset, incoming.envelope.nbytes)
+        if incoming.mapping is None:
+            raise RuntimeError("bytes have landed nowhere")  # unreachable: on_landed refuses that
+        return incoming.mapping.block(incoming.offset, incoming.envelope.nbytes)
+
+    def _link_of(self, incoming: Incoming) -> Link:
+        """Where to speak of a message: the agent's next life knows nothing of those that ended before it."""
+        return incoming.link if incoming.link is not None else self.core.link
 
     def _copy_step(self, receive: Receive) -> None:
         """Copy the next piece, without the lock meanwhile."""
@@ -353,19 +451,20 @@ class Receiver:
         start = receive.copied_bytes
         end = min(incoming.landed_bytes, start + _COPY_BYTES)
         source = self._source(incoming)
-        mapping = self._arenas.get(incoming.arena)  # the session may end meanwhile
+        mapping, offers = incoming.mapping, incoming.offers  # the session, or the agent, may end meanwhile
+        offset = incoming.offset
         receive.copying = True
         self.core.lock.release()
         try:
             np.copyto(into.data[start:end], source[start:end])
             if mapping is not None and incoming.envelope.nbytes > LARGE_BYTES:
-                mapping.forget_pages(incoming.offset + start, end - start)
+                mapping.forget_pages(offset + start, end - start)
         finally:
             self.core.lock.acquire()
             receive.copying = False
             self.core.progress.notify()
-        if receive.ended or receive.incoming is not incoming:
-            return  # failed, or taken back by its sender, meanwhile
+        if receive.ended or receive.incoming is not incoming or incoming.offers != offers:
+            return  # failed, taken back by its sender, or to be offered again, meanwhile
         receive.copied_bytes = end
         if end == incoming.envelope.nbytes:
             self._complete(receive, incoming)
@@ -374,15 +473,16 @@ class Receiver:
         envelope = incoming.envelope
         if receive.into is not None:
             receive.result = envelope.nbytes
-            self.core.link.send(Release(*incoming.transfer))
+            self._link_of(incoming).send(Release(*incoming.transfer))
         elif envelope.nbytes and incoming.arena:
-            give_back = functools.partial(self.core.link.send_from_finalizer, encode(Release(*incoming.transfer)))
+            link = self._link_of(incoming)
+            give_back = functools.partial(link.send_from_finalizer, encode(Release(*incoming.transfer)))
             receive.result = Message(envelope, self._source(incoming), give_back)
         else:
             # Empty, or in memory of our own: nothing of the agent's is held by the views.
             block = self._source(incoming) if envelope.nbytes else np.empty(0, np.uint8)
             receive.result = Message(envelope, block, None)
-            self.core.link.send(Release(*incoming.transfer))
+            self._link_of(incoming).send(Release(*incoming.transfer))
         self._forget(incoming)
         self._end(receive, None)
 

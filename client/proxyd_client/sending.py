@@ -7,13 +7,19 @@ is still being copied (cut-through). Small messages are copied first and posted 
 A block goes back to the allocator when the agent has ended the send *and* our copy has ended: an agent may fail a send
 (the peer died) while this thread is still writing into the block.
 
+When the agent ends, what was not acknowledged waits, in its order, for the next life of it, and is posted again before
+anything new (:mod:`proxyd_client.resuming`). Its bytes are copied once more: the next life has arenas of its own.
+
 No room left: one more arena is asked for. When the agent refuses, the caller waits until earlier sends are acknowledged
 (backpressure); when there are none, waiting can't help, and it is an error.
 """
 
 from __future__ import annotations
 
+import functools
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +42,17 @@ from proxyd.wire.envelope import Envelope
 from proxyd_client.arena import LARGE_BYTES, Mapping, SendArenas, SendBlock
 from proxyd_client.buffers import Payload, view_of
 from proxyd_client.core import SessionCore
-from proxyd_client.errors import ConfigError, ProxydError, TransferTimeout, class_of_code, next_step_of_code
+from proxyd_client.errors import (
+    AgentUnavailable,
+    ConfigError,
+    ProxydError,
+    TransferCancelled,
+    TransferTimeout,
+    class_of_code,
+    next_step_of_code,
+)
+from proxyd_client.link import Link
+from proxyd_client.send import Destination, Send
 
 _TCP_PIECE_BYTES = 1 << 20
 _TCP_BACKLOG_BYTES = 2 << 20
@@ -46,118 +62,28 @@ MOST_OF_ROOM = 0.75
 _ASK_AGAIN_NS = 250_000_000
 
 
-class Destination(NamedTuple):
-    """Where a message goes."""
+class _Copy(NamedTuple):
+    """A message that was posted again and is to be copied from its block in an earlier life's arena."""
 
-    dst: int
-    tag: int
-    group: str
-    traffic: int
-    due_ns: int = 0
-    """When it is wanted there, on the monotonic clock; 0: as soon as its turn comes."""
+    send: Send
+    block: SendBlock
+    origin: SendBlock
 
 
-class Send:
-    """One send; an :class:`~proxyd_client.handle.Operation`. Fields are guarded by the session's lock."""
-
-    def __init__(self, sender: Sender, sequence: int, envelope: Envelope, block: SendBlock | None) -> None:
-        self._sender = sender
-        self._core = sender.core
-        self.sequence = sequence
-        self.envelope = envelope
-        self.block = block
-        self.copying = False
-        self.delivered = False
-        """Handed over within the host: done, while its block is still the receiver's."""
-        self.ended = False
-        """Off the books: nothing more will be said of it, and its block is free."""
-        self.error: ProxydError | None = None
-        self.phase = SendPhase.RESOLVE
-        self.bytes_done = 0
-        self.finish_at_ns = 0
-
-    @property
-    def settled(self) -> bool:
-        """Its outcome is known."""
-        return self.ended or self.delivered
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until it is acknowledged end to end."""
-        core = self._core
-        core.check_process()
-        deadline_ns = core.deadline_ns(timeout_s)
-        with core.lock:
-            if not core.progress.wait_for(lambda: self.settled, deadline_ns):
-                raise self._timeout(f"is not done after {timeout_s:g} s")
-            if self.error is not None and not self.delivered:
-                raise self.error.again()
-
-    def poll(self) -> bool:
-        """Whether it has ended; reads what is there."""
-        core = self._core
-        core.check_process()
-        with core.lock:
-            if not self.settled:
-                core.progress.poll_now()
-            return self.settled
-
-    def eta_s(self) -> float | None:
-        """Seconds until the predicted acknowledgement."""
-        if self.settled:
-            return 0.0
-        return max(0.0, (self.finish_at_ns - time.monotonic_ns()) / 1e9) if self.finish_at_ns else None
-
-    def cancel(self) -> bool:
-        """Ask the agent to drop it."""
-        core = self._core
-        core.check_process()
-        with core.lock:
-            if self.settled:
-                return False
-            core.link.send(CancelSend(self.sequence))
-            return True
-
-    def describe(self) -> str:
-        """State in one line."""
-        state = "ended" if self.settled else self.phase.label
-        return f"send to {self._core.name_of(self.envelope.dst_rank)}, tag {self.envelope.tag}: {state}"
-
-    def fail(self, kind: type[ProxydError], what: str, why: str, next_step: str, phase: str = "") -> None:
-        """End with an error; with the lock held."""
-        envelope = self.envelope
-        self.error = kind(
-            f"send to {self._core.name_of(envelope.dst_rank)} ({self._core.channel(envelope.tag, envelope.group)}) "
-            f"{what} ({phase or self.phase.label}, {self.bytes_done} of {envelope.nbytes} bytes done)",
-            why=why,
-            next_step=next_step,
-            peer=envelope.dst_rank,
-            tag=envelope.tag,
-            group=envelope.group,
-            phase=phase or self.phase.label,
-            bytes_done=self.bytes_done,
-        )
-        self._sender.end(self)
-
-    def _timeout(self, what: str) -> TransferTimeout:
-        envelope = self.envelope
-        return TransferTimeout(
-            f"send to {self._core.name_of(envelope.dst_rank)} ({self._core.channel(envelope.tag, envelope.group)}) "
-            f"{what}: {self.phase.label}, {self.bytes_done} of {envelope.nbytes} bytes done",
-            next_step="The transfer goes on: wait again, or cancel() it",
-            peer=envelope.dst_rank,
-            tag=envelope.tag,
-            group=envelope.group,
-            phase=self.phase.label,
-            bytes_done=self.bytes_done,
-        )
+def _is_copied(send: Send) -> bool:
+    return not send.copying
 
 
 class Sender:
     """The sending half of a session."""
 
-    def __init__(self, core: SessionCore) -> None:
+    def __init__(self, core: SessionCore, life_of: Callable[[int], int]) -> None:
+        """``life_of``: the life of a rank that is registered; 0: none."""
         self.core = core
+        self._life_of = life_of
         self.pending: dict[int, Send] = {}
+        self._again: deque[Send] = deque()
+        """To be posted (again), in order; what is new waits behind them."""
         self._held_bytes: dict[int, int] = {}
         """By destination: payload of posted messages that lie in our arenas."""
         self._sequence = 0
@@ -195,19 +121,31 @@ class Sender:
                 send = self._post(envelope, block, 0, to.due_ns)
                 send.copying = True
         if payload.nbytes <= FILL_CHUNK_BYTES:
-            return self._copy_and_post(payload, envelope, block, to.due_ns)
+            return self._copy_and_post(payload, envelope, block, to.due_ns, deadline_ns, timeout_s)
         self._fill(send, block, payload)
         return send
 
-    def _copy_and_post(self, payload: Payload, envelope: Envelope, block: SendBlock, due_ns: int) -> Send:
+    def _copy_and_post(
+        self,
+        payload: Payload,
+        envelope: Envelope,
+        block: SendBlock,
+        due_ns: int,
+        deadline_ns: int | None,
+        timeout_s: float | None,
+    ) -> Send:
         posted = False
         try:
-            np.copyto(block.data, payload.data)
-            with self.core.lock:
-                self.core.check_open()
-                send = self._post(envelope, block, payload.nbytes, due_ns)
-                posted = True
-                return send
+            while True:
+                np.copyto(block.data, payload.data)
+                with self.core.lock:
+                    self.core.check_open()
+                    if not self.standing or self._arenas.holds(block):
+                        send = self._post(envelope, block, payload.nbytes, due_ns)
+                        posted = True
+                        return send
+                    # The agent has ended, and another life of it begun, since the block was allocated.
+                    block = self._allocate(envelope, deadline_ns, timeout_s)
         finally:
             if not posted:
                 with self.core.lock:
@@ -216,21 +154,28 @@ class Sender:
     def _fill(self, send: Send, block: SendBlock, payload: Payload) -> None:
         """Copy piece by piece, telling the agent after each. numpy copies without the GIL."""
         filled = 0
+        link = send.link  # should the agent end meanwhile, all of it is posted again afterwards
         try:
             while filled < payload.nbytes and not send.ended:
                 end = min(filled + FILL_CHUNK_BYTES, payload.nbytes)
                 np.copyto(block.data[filled:end], payload.data[filled:end])
-                self.core.link.send(SendFilled(send.sequence, end))
+                if link is not None:
+                    link.send(SendFilled(send.sequence, end))
                 if payload.nbytes > LARGE_BYTES:
                     block.mapping.forget_pages(block.offset + filled, end - filled)
                 filled = end
         finally:
             with self.core.lock:
                 send.copying = False
+                self.core.progress.notify()
                 if send.ended:
                     self._free(block)
                 elif filled < payload.nbytes:  # interrupted: the agent must not wait for the rest
-                    self.core.link.send(CancelSend(send.sequence))
+                    send.cancel_asked = True
+                    if link is not None and link is self.core.link and not self.core.away:
+                        link.send(CancelSend(send.sequence))
+                    else:
+                        send.fail(TransferCancelled, "was interrupted", "", "")
 
     def _send_over_tcp(self, payload: Payload, envelope: Envelope, deadline_ns: int | None, due_ns: int) -> Send:
         core = self.core
@@ -268,20 +213,33 @@ class Sender:
         """Number it and put it on the wire, in one step: POST_SENDs leave in the order of their sequences."""
         self._sequence += 1
         send = Send(self, self._sequence, envelope, block)
+        send.due_ns = due_ns
         self.pending[send.sequence] = send
         if block is not None:
             self._held_bytes[envelope.dst_rank] = self._held_bytes.get(envelope.dst_rank, 0) + envelope.nbytes
-        self.core.link.send(
+        if self.standing:
+            self._say(send, filled_bytes)
+        else:
+            send.again, send.phase = True, SendPhase.AGENT_AWAY
+            self._again.append(send)
+        return send
+
+    def _say(self, send: Send, filled_bytes: int) -> None:
+        """Put it on the wire."""
+        block = send.block
+        send.link = self.core.link
+        send.link.send(
             PostSend(
                 sequence=send.sequence,
-                envelope=envelope,
+                envelope=send.envelope,
                 arena=block.mapping.arena if block else 0,
                 offset=block.offset if block else 0,
                 filled_bytes=filled_bytes,
-                deadline_in_ns=max(1, due_ns - time.monotonic_ns()) if due_ns else 0,
+                deadline_in_ns=max(1, send.due_ns - time.monotonic_ns()) if send.due_ns else 0,
+                again=send.again,
+                dst_incarnation=send.dst_incarnation,
             )
         )
-        return send
 
     @property
     def all_settled(self) -> bool:
@@ -301,13 +259,12 @@ class Sender:
                 f"a message of {nbytes} bytes can never fit: the agent's memory limit is {limit_bytes} bytes",
                 "Raise the agent's memory limit, or send it in parts",
             )
-        if not self._arenas:
-            # The first arenas follow the welcome; asking now would only get one too many.
-            core.progress.wait_for(
-                lambda: len(self._arenas) > 0 or core.has_ended(), time.monotonic_ns() + _FIRST_ARENA_WAIT_NS
-            )
+        self._wait_for_first_arena()
         while True:
             core.check_open()
+            if not self.standing:
+                self._wait_for_agent(envelope, deadline_ns, timeout_s)
+                continue
             block = self._arenas.allocate(nbytes) if self._may_hold(envelope) else None
             if block is not None:
                 return block
@@ -325,6 +282,29 @@ class Sender:
                 self._arena_asked = True
                 core.link.send(ArenaWanted(nbytes))
             self._wait_for_room(envelope, deadline_ns, timeout_s)
+
+    def _wait_for_first_arena(self) -> None:
+        """The first arenas follow the welcome; asking now would only get one too many."""
+        core = self.core
+        if not self._arenas and not core.away:
+            core.progress.wait_for(
+                lambda: len(self._arenas) > 0 or core.away or core.has_ended(),
+                time.monotonic_ns() + _FIRST_ARENA_WAIT_NS,
+            )
+
+    def _wait_for_agent(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> None:
+        core = self.core
+        if core.progress.wait_for(lambda: self.standing or core.has_ended(), deadline_ns) or core.has_ended():
+            return
+        raise TransferTimeout(
+            f"send to {core.name_of(envelope.dst_rank)} ({core.channel(envelope.tag, envelope.group)}): the agent at "
+            f"{core.address} has ended, and its next life was not ready for it within {timeout_s:g} s",
+            next_step="Look at the agent's log; nothing of this message was sent",
+            peer=envelope.dst_rank,
+            tag=envelope.tag,
+            group=envelope.group,
+            phase=SendPhase.AGENT_AWAY.label,
+        )
 
     def _may_hold(self, envelope: Envelope) -> bool:
         """Whether the destination leaves room for others with this message too.
@@ -436,8 +416,125 @@ class Sender:
         send.block = None  # a handle may be kept for long
         self.core.progress.notify()
 
+    # -- the agent's next life; with the lock held -------------------------------------------------------------------
+
+    @property
+    def standing(self) -> bool:
+        """A message may be posted now: the agent is there, and has all that its earlier life had."""
+        return not self.core.away and not self._again
+
+    def agent_lost(self) -> None:
+        """The agent is gone, and all that it had said is read."""
+        self._arenas = SendArenas()
+        self._arena_asked = False
+        self._refusal = None
+        self._again.clear()
+        for send in list(self.pending.values()):
+            if send.origin is not None:
+                send.block, send.origin = send.origin, None
+            if send.delivered:
+                self.end(send)
+            elif send.cancel_asked:
+                send.fail(TransferCancelled, "was cancelled", "", "")
+            else:
+                if send.link is not None and not send.dst_incarnation:
+                    # What was for an earlier life of it has failed: that is said before the next one is named.
+                    send.dst_incarnation = self._life_of(send.envelope.dst_rank)
+                send.again, send.phase, send.finish_at_ns = True, SendPhase.AGENT_AWAY, 0
+                self._again.append(send)
+        self._room_changed()
+
+    def post_again(self) -> None:
+        """Post what waits, in order, as room comes; the lock is let go of in between. Returns when nothing waits any
+        more, the agent has ended again, or the session has."""
+        core, link = self.core, self.core.link
+        to_copy: deque[_Copy] = deque()
+
+        def over() -> bool:
+            return core.has_ended() or core.away
+
+        self._wait_for_first_arena()
+        while (self._again or to_copy) and not over():
+            send = self._again[0] if self._again else None
+            if send is not None and send.copying:
+                core.progress.wait_locally(functools.partial(_is_copied, send))
+            elif send is not None and (send.ended or self._post_once_more(send, to_copy)):
+                self._again.popleft()
+            elif to_copy:
+                # All that has room is posted before any of it is copied: the receivers' agents wait for them.
+                self._copy_once_more(to_copy.popleft(), link)
+            elif send is not None:
+                self._make_room(send, over)
+        for copy in to_copy:
+            self._copied(copy)
+        self._room_changed()
+
+    def _post_once_more(self, send: Send, to_copy: deque[_Copy]) -> bool:
+        """False: there is no room for it now."""
+        nbytes, origin = send.envelope.nbytes, send.block
+        if origin is None:
+            self._say(send, 0)
+            return True
+        block = self._arenas.allocate(nbytes)
+        if block is None:
+            return False
+        send.block = block
+        if nbytes <= FILL_CHUNK_BYTES:
+            np.copyto(block.data, origin.data)
+            self._say(send, nbytes)
+        else:
+            send.origin, send.copying = origin, True
+            to_copy.append(_Copy(send, block, origin))
+            self._say(send, 0)
+        return True
+
+    def _copy_once_more(self, copy: _Copy, link: Link) -> None:
+        """Copy a message into the block in which it was posted again, without the lock meanwhile."""
+        send, nbytes = copy.send, copy.send.envelope.nbytes
+        self.core.lock.release()
+        try:
+            filled = 0
+            while filled < nbytes and not send.ended and send.origin is copy.origin:
+                end = min(filled + FILL_CHUNK_BYTES, nbytes)
+                np.copyto(copy.block.data[filled:end], copy.origin.data[filled:end])
+                link.send(SendFilled(send.sequence, end))
+                filled = end
+        finally:
+            self.core.lock.acquire()
+            self._copied(copy)
+
+    def _copied(self, copy: _Copy) -> None:
+        """It is, or there is no need any more."""
+        send = copy.send
+        send.copying = False
+        if send.origin is copy.origin:
+            send.origin = None
+        if send.ended:
+            self._free(copy.block)
+        self.core.progress.notify()
+
+    def _make_room(self, send: Send, over: Callable[[], bool]) -> None:
+        """Wait until there may be room for a message that was posted before; it fails when there never will be."""
+        core, nbytes = self.core, send.envelope.nbytes
+        refused = self._refusal is not None and nbytes >= self._refusal[0]
+        if refused and not self._arenas.used_bytes:
+            self._refusal = None
+            why = f"there is no memory for its {nbytes} bytes any more"
+            step = "Raise the agent's memory limit, or send it in parts"
+            send.fail(AgentUnavailable, "was not taken by the agent's next life", why, step)
+            return
+        if not refused and not self._arena_asked:
+            self._arena_asked = True
+            core.link.send(ArenaWanted(nbytes))
+        seen = self._room_changes
+        if not core.progress.wait_for(
+            lambda: self._room_changes != seen or send.ended or over(), time.monotonic_ns() + _ASK_AGAIN_NS
+        ):
+            self._refusal = None  # other clients may have let go of memory: ask again
+
     def fail_all(self, error: ProxydError) -> None:
         """The session ended. Its arenas go, except for blocks that are being copied into."""
         for send in list(self.pending.values()):
             send.fail(type(error), "was given up", str(error), "")
+        self._again.clear()
         self._arenas = SendArenas()

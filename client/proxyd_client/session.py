@@ -4,12 +4,14 @@ Lock order: the session's lock (:attr:`Progress.lock`), then the link's. Frames 
 held; nothing under it waits, except by :meth:`Progress.wait_for`, which lets go of it.
 
 An endpoint ends once, by one error that every later call repeats: closed by its owner, replaced by a newer life of the
-same rank (BYE), the agent gone (end of the stream), or a protocol violation. Whatever was pending fails with it.
+same rank (BYE), the agent gone for too long, or a protocol violation. Whatever was pending fails with it. The end of
+the connection alone (of the stream, or BYE with AGENT_STOPS) ends nothing: see :mod:`proxyd_client.resuming`.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import threading
 import time
@@ -31,6 +33,7 @@ from proxyd.wire.client import (
     PeerHere,
     RecvData,
     RecvFailed,
+    Resumed,
     SendDelivered,
     SendDone,
     SendFailed,
@@ -41,10 +44,12 @@ from proxyd.wire.envelope import ErrorCode
 from proxyd_client.arena import Mapping
 from proxyd_client.core import SessionCore
 from proxyd_client.dial import Address, Identity, establish
+from proxyd_client.dial import Session as Established
 from proxyd_client.errors import AgentUnavailable, ClosedError, PeerLost, ProxydError, TransferTimeout, class_of_code
 from proxyd_client.link import Link
 from proxyd_client.progress import Progress
 from proxyd_client.receiving import Receiver
+from proxyd_client.resuming import look_for_the_next_life
 from proxyd_client.sending import Sender
 
 _FLUSH_ON_CLOSE_NS = 200_000_000
@@ -60,10 +65,18 @@ class Session:
         link = Link(sock, decoder, fds, shared_memory=address.shared_memory)
         progress = Progress(link, self._pump, self._work, self._idle)
         self.core = SessionCore(address, identity, welcome, link, progress)
-        self.sender = Sender(self.core)
         self.receiver = Receiver(self.core)
+        self.sender = Sender(self.core, self.receiver.life_of)
+        self.seeker: threading.Thread | None = None
+        """Looks for the agent's next life."""
+        self.lost_ns = 0
+        """When the connection ended, and ..."""
+        self.why_away = ""
+        """... how."""
         self._link_requests = 0
         self._link_answers: dict[int, LinkState | None] = {}
+        self._link_questions: dict[int, int] = {}
+        """Destinations asked for, by request, for as long as there is no answer."""
         self._prefaulted = False
         # Frames that came right behind the welcome wait in the decoder, where poll() doesn't see them.
         with progress.lock:
@@ -82,7 +95,7 @@ class Session:
                 return  # another thread is at it
             core.closing = True
             if core.failure is not None:
-                self._end(core.failure)
+                self.end(core.failure)
                 return
             deadline_ns = time.monotonic_ns() + max(0, linger_ns)
             core.progress.wait_for(lambda: self.sender.all_settled or core.failure is not None, deadline_ns)
@@ -91,7 +104,7 @@ class Session:
                 flushed_by_ns = time.monotonic_ns() + _FLUSH_ON_CLOSE_NS
                 core.progress.wait_for(lambda: not core.link.backlog_bytes, flushed_by_ns)
             core.progress.stop_and_wait()
-            self._end(_closed(core))
+            self.end(_closed(core))
 
     def link_state(self, dst: int, timeout_s: float | None) -> LinkState:
         """Ask the agent for the path to ``dst``."""
@@ -103,6 +116,7 @@ class Session:
             self._link_requests += 1
             request = self._link_requests
             self._link_answers[request] = None
+            self._link_questions[request] = dst
             core.link.send(LinkStateWanted(request=request, dst_rank=dst))
 
             def answered() -> bool:
@@ -110,6 +124,7 @@ class Session:
 
             core.progress.wait_for(answered, deadline_ns)
             answer = self._link_answers.pop(request)
+            self._link_questions.pop(request, None)
             if answer is None:
                 if core.failure is not None:
                     raise core.failure.again()
@@ -134,16 +149,9 @@ class Session:
         try:
             core.link.pump(self._dispatch, self.receiver.data_target)
         except ConnectionError as error:
-            self._end(
-                AgentUnavailable(
-                    f"the agent at {core.address} is gone",
-                    why=error.strerror or str(error),
-                    next_step="Start it again and connect anew; what was not acknowledged must be sent again",
-                    phase="connection to the agent lost",
-                )
-            )
+            self._lose_agent(error.strerror or str(error))
         except WireError as error:
-            self._end(
+            self.end(
                 AgentUnavailable(
                     f"the agent at {core.address} broke the protocol",
                     why=str(error),
@@ -152,7 +160,52 @@ class Session:
                 )
             )
         except ProxydError as error:
-            self._end(error)
+            self.end(error)
+
+    def _lose_agent(self, why: str) -> None:
+        """The connection has ended, and all is read that came over it."""
+        core = self.core
+        self.lost_ns, self.why_away = time.monotonic_ns(), why
+        reconnects = core.address.shared_memory and core.welcome.reconnect_ns > 0
+        if reconnects:
+            core.away = True
+            core.link.close()
+            core.progress.pause()
+            self.sender.agent_lost()
+            self.receiver.agent_lost()
+            if self.seeker is not None:
+                return  # it has just gone on, and sees that this was not for long
+            self.seeker = threading.Thread(
+                target=look_for_the_next_life, args=(self, why), name="proxyd-reconnect", daemon=True
+            )
+            try:
+                self.seeker.start()
+            except RuntimeError as error:  # at interpreter exit, or out of threads
+                why, reconnects = f"{why}; its next life can't be looked for: {error}", False
+        if not reconnects:
+            self.end(
+                AgentUnavailable(
+                    f"the agent at {core.address} is gone",
+                    why=why,
+                    next_step="Start it again and connect anew; what was not acknowledged must be sent again",
+                    phase="connection to the agent lost",
+                )
+            )
+
+    def go_on(self, found: Established) -> None:
+        """The agent's next life has answered; with the lock held."""
+        core = self.core
+        core.link = Link(found.sock, found.decoder, found.fds, shared_memory=True)
+        core.welcome = self.welcome = found.welcome
+        core.away = False
+        for frame in self.receiver.what_it_knows():
+            core.link.send(frame)
+        core.link.send(Resumed())
+        for request, dst in self._link_questions.items():
+            core.link.send(LinkStateWanted(request=request, dst_rank=dst))
+        self.receiver.agent_back(found.welcome.reconnect_ns / 1e9)
+        core.progress.go_on(core.link)
+        self._pump()  # frames that came right behind the welcome
 
     def _work(self) -> bool:
         return self.receiver.work()
@@ -193,6 +246,9 @@ class Session:
             case LinkState():
                 if frame.request in self._link_answers:
                     self._link_answers[frame.request] = frame
+                    self._link_questions.pop(frame.request, None)
+            case Bye() if frame.code == ErrorCode.AGENT_STOPS:
+                raise ConnectionResetError(errno.ECONNRESET, frame.message or "the agent stops")
             case Bye():
                 raise _ended_by_agent(self.core, frame)
             case _:
@@ -223,7 +279,7 @@ class Session:
             stop = self.core.has_ended
             threading.Thread(target=mapping.prefault, args=(stop,), name="proxyd-prefault", daemon=True).start()
 
-    def _end(self, error: ProxydError) -> None:
+    def end(self, error: ProxydError) -> None:
         """The session is over; with the lock held. Only the first error counts."""
         core = self.core
         if core.failure is None:

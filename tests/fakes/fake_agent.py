@@ -31,6 +31,7 @@ from proxyd.wire import client as wire
 from proxyd.wire.auth import NONCE_BYTES
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import Envelope, ErrorCode, TransferId
+from proxyd.wire.fence import Fate, Fence
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -100,6 +101,10 @@ class Session:
         self.hello: wire.Hello = wire.Hello(0, "", 0, 0, 0, b"", b"", shared_memory=shared_memory)
         self.welcomed = False
         self.payload: tuple[Transfer | None, int] | None = None
+        self.past: list[wire.Resume] | None = None
+        """What it is saying of earlier lives of the agent."""
+        self.fences: dict[int, Fence] = {}
+        """From that, by senders' incarnations."""
 
     def tell(self, frame: wire.Frame, fd: int | None = None, payload: bytes = b"") -> None:
         self.out.append((wire.encode(frame, len(payload)) + payload, fd))
@@ -132,6 +137,9 @@ class FakeAgent:
         hand_over: bool = False,
         token: bytes = b"",
         linger_ns: int = 5_000_000_000,
+        incarnation: int = 1,
+        reconnect_ns: int = 0,
+        refuses: wire.Refused | None = None,
         hold: bool = False,
         stall_at_bytes: int | None = None,
     ) -> None:
@@ -144,8 +152,13 @@ class FakeAgent:
         self.hand_over = hand_over
         self.token = token
         self.linger_ns = linger_ns
+        self.incarnation = incarnation
+        self.reconnect_ns = reconnect_ns
         self.hold = hold
         self.stall_at_bytes = stall_at_bytes
+        self.refuses = refuses
+        """What each hello is answered with."""
+        self.hellos: list[wire.Hello] = []
         self.frames: list[tuple[int, wire.Frame]] = []
         """Everything that clients sent after their hello: (rank, frame)."""
         self.sessions: dict[tuple[str, int], Session] = {}
@@ -351,6 +364,20 @@ class FakeAgent:
             self._on_hello(session, frame)
             return
         self.frames.append((session.hello.rank, frame))
+        if session.past is not None:
+            match frame:
+                case wire.Resume():
+                    session.past.append(frame)
+                    fence = session.fences.setdefault(frame.incarnation, Fence())
+                    fence.learn(frame.highest, frame.delivered, frame.awaited)
+                case wire.Resumed():
+                    session.past = None
+                    self._attached(session)
+                case wire.Bye():
+                    self._gone(session, ErrorCode.CLOSED)
+                case _:
+                    raise WireError(f"{type(frame).__name__} before Resumed")
+            return
         match frame:
             case wire.PostSend():
                 self._on_post(session, frame)
@@ -409,6 +436,11 @@ class FakeAgent:
 
     def _on_hello(self, session: Session, hello: wire.Hello) -> None:
         session.hello = hello
+        self.hellos.append(hello)
+        if self.refuses is not None:
+            session.tell(self.refuses)
+            self._gone(session)
+            return
         expected = wire.hello_mac(self.token, session.nonce, hello.nonce, hello.job, hello.rank, hello.incarnation)
         if self.token and hello.mac != expected:
             session.tell(wire.Refused(ErrorCode.REFUSED, "the token is missing or another"))
@@ -421,12 +453,23 @@ class FakeAgent:
         self.sessions[session.key] = session
         session.welcomed = True
         mac = wire.welcome_mac(self.token, session.nonce, hello.nonce, "here", "fake")
-        session.tell(wire.Welcome("here", "fake", 1, self.memory_limit_bytes, self.linger_ns, mac))
+        session.tell(
+            wire.Welcome(
+                "here", "fake", self.incarnation, self.memory_limit_bytes, self.linger_ns, mac, self.reconnect_ns
+            )
+        )
         if session.shared_memory:
             session.new_arena(wire.ArenaKind.SEND, self.send_arena_bytes)
             session.new_arena(wire.ArenaKind.RECEIVE, self.receive_arena_bytes)
+        if hello.resumes:
+            session.past = []
+        else:
+            self._attached(session)
+
+    def _attached(self, session: Session) -> None:
+        hello = session.hello
         for other in list(self.sessions.values()):
-            if other.hello.job == hello.job:
+            if other.hello.job == hello.job and other.past is None:
                 if other is not session:
                     other.tell(wire.PeerHere(hello.rank, hello.incarnation, "here"))
                 session.tell(wire.PeerHere(other.hello.rank, other.hello.incarnation, "here"))
@@ -468,7 +511,7 @@ class FakeAgent:
     def _deliver_all(self) -> None:
         for key, waiting in self._queues.items():
             receiver = self.sessions.get(key)
-            while receiver is not None and waiting and not self.hold:
+            while receiver is not None and receiver.past is None and waiting and not self.hold:
                 transfer = waiting.popleft()
                 if not transfer.done:
                     transfer.receiver = receiver
@@ -482,6 +525,18 @@ class FakeAgent:
 
     def _offer(self, transfer: Transfer, receiver: Session) -> None:
         envelope = transfer.envelope
+        fence = receiver.fences.get(transfer.id.incarnation)
+        if fence is not None:
+            fate = fence.fate(transfer.sequence)
+            fence.offered(transfer.sequence)
+            if fate is Fate.DELIVERED:
+                self._finish(transfer)
+                return
+            if fate not in (Fate.NEW, Fate.AWAITED):
+                transfer.done = True
+                text = "it has ended before"
+                transfer.sender.tell(wire.SendFailed(transfer.sequence, ErrorCode.PEER_LOST, text, 0))
+                return
         arena = offset = 0
         shared = receiver.shared_memory and transfer.sender.shared_memory
         if self.hand_over and shared and transfer.arena is not None:

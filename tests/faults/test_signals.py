@@ -197,7 +197,7 @@ def slow(request: pytest.FixtureRequest) -> Iterator[Net]:
         if os.environ.get("CI") == "true" and os.geteuid() == 0:
             pytest.fail("root cannot make pid namespaces on this CI host")
         pytest.skip("pid namespaces need root")
-    with kind({"a": 1, "b": 1}, links=SLOW) as cluster:
+    with kind({"a": 1, "b": 1}, links=SLOW, agent={"peer_timeout": "3s"}) as cluster:
         if kind is AsProcess1:
             assert {member.facts["pid"] for member in cluster.members} == {1}
         net = Net(cluster, "signals")
@@ -208,7 +208,8 @@ def slow(request: pytest.FixtureRequest) -> Iterator[Net]:
 
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_sigterm_to_an_agent_in_the_middle_is_an_orderly_end(slow: Net, side: str) -> None:
-    """Exit code 0 inside the grace; the coordinator knows within a second; whoever waits is told, in words."""
+    """Exit code 0 inside the grace; the coordinator knows within a second; and when no next life of it comes within
+    ``peer_timeout``, whoever waits is told, in words. With one: test_restart.py."""
     sender, receiver = slow.pair()
     handle = sender.isend(pattern(40 * MIB), dst=1, tag=1)
     receive = receiver.irecv(src=0, tag=1)

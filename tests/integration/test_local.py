@@ -134,7 +134,7 @@ def bad_frames(client: RawClient) -> dict[str, list[wire.Frame]]:
         "sequence twice": [post(client), post(client)],
         "filled further than long": [post(client, filled_bytes=0), wire.SendFilled(1, 1000)],
         "a frame of the agent's": [wire.SendDone(1)],
-        "hello twice": [wire.Hello(1, "job", 0, 1, 1, bytes(32), b"", True)],
+        "hello twice": [wire.Hello(wire.PROTOCOL_VERSION, "job", 0, 1, 1, bytes(32), b"", True)],
     }
 
 
