@@ -16,6 +16,7 @@ from proxyd.core.asking import Asking
 from proxyd.core.linkbook import LinkBook
 from proxyd.core.messages import Grant
 from proxyd.core.receiving import Receiver
+from proxyd.core.remembering import Memory
 from proxyd.core.transfer import Incoming
 from proxyd.core.window import Account
 from proxyd.sim.faults.plan import FAULTS, PER_MESSAGE, Plan, draw
@@ -104,6 +105,15 @@ def leaves_blocks_of_dead_clients(self: Receiver, endpoint: Any, reason: str) ->
     pass
 
 
+def asks_no_trainer_what_it_knows(self: Memory, *args: Any) -> None:
+    pass
+
+
+def goes_on_when_told_to_stop(self: AgentMachine, event: Any) -> None:
+    _stopping(self, event)
+    self._stopped = False
+
+
 def answers_prefix_of_all(self: Incoming) -> int:
     return self.nbytes if self.landed_bytes else 0
 
@@ -121,7 +131,7 @@ def tells_out_of_order(self: AgentMachine, transfer: Any) -> None:
 
 
 _granted, _chunk, _answer, _grant = Asking.granted, Receiver.chunk, Receiver._answer, Account.grant
-_allocated = AgentMachine._allocated
+_allocated, _stopping = AgentMachine._allocated, AgentMachine._stopping
 
 
 @pytest.mark.parametrize(
@@ -136,6 +146,8 @@ _allocated = AgentMachine._allocated
         (Incoming, "prefix_bytes", property(answers_prefix_of_all), 20),
         (Account, "grant", grants_twice_what_it_counts, 20),
         (AgentMachine, "_allocated", tells_out_of_order, 100),
+        (Memory, "resumed", asks_no_trainer_what_it_knows, 100),
+        (AgentMachine, "_stopping", goes_on_when_told_to_stop, 100),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -21,6 +21,7 @@ from proxyd.sim.faults.plan import MS, SECOND
 from proxyd.sim.faults.process import Life, Process
 from proxyd.sim.faults.sessions import ControlSession, Dialling
 from proxyd.sim.faults.trainers import Broken, Message, Trainer, check_code
+from proxyd.wire.arena import chunk_count
 
 if TYPE_CHECKING:
     from proxyd.sim.faults.world import World
@@ -39,12 +40,16 @@ class AgentHost(Process):
         self.life: AgentLife | None = None
         self.lives = 0
         self.trainers: dict[EndpointName, Trainer] = {}
+        self.leaving = False
+        """Its agent was told to stop."""
         self.on_resume = self._resume
         self.epochs: dict[str, int] = {}
 
     def start(self) -> None:
         """A new life of the agent; the trainers that are there attach."""
         if self.life is not None:
+            if self.leaving:
+                self.world.clock.after(50 * MS, self.start)
             return
         self.lives += 1
         self.epochs = {}
@@ -53,27 +58,52 @@ class AgentHost(Process):
         for address in self.world.addresses:
             self.life.dialling[address].soon()
         for trainer in list(self.trainers.values()):
-            self.attach(trainer)
+            if trainer.attached_before:
+                self.world.clock.after(self.world.rng.randrange(10, 1000) * MS, self.attach, trainer)
+            else:
+                self.attach(trainer)
 
     def attach(self, trainer: Trainer) -> None:
         """A trainer says hello to the agent, should that be there."""
         life = self.life
-        if life is not None and trainer.alive and trainer.agent is None:
+        if life is not None and not self.leaving and trainer.alive and trainer.agent is None:
             trainer.agent = life
             life.process(life.attached, trainer)
 
     def end(self, *, dark: bool) -> None:
         """The agent's process ends; ``dark``: the host does, with all on it, and nobody hears a word."""
         life, self.life = self.life, None
+        self.leaving = False
         if life is None:
             return
-        self.world.note(self.name, "goes dark" if dark else "crashes")
+        self.world.note(self.name, "goes dark" if dark else "ends")
         life.end(tell=not dark)
-        for endpoint, trainer in list(self.trainers.items()):
+        for trainer in list(self.trainers.values()):
+            if dark:
+                self.abandon(trainer)
+            else:
+                trainer.agent_gone(life)
+
+    def leave(self) -> None:
+        """The agent is told to stop: it tells its trainers, and ends a little later."""
+        life = self.life
+        if life is not None and not self.leaving and not self.stopped:
+            self.leaving = True
+            life.emit(ev.Stopping("SIGTERM"))
+            for trainer in list(self.trainers.values()):
+                trainer.agent_gone(life)
+            self.world.clock.after(self.world.rng.randrange(200) * MS, self._left, life)
+
+    def _left(self, life: AgentLife) -> None:
+        if self.life is life:
+            self.end(dark=False)
+
+    def abandon(self, trainer: Trainer) -> None:
+        """A trainer ends, for its agent is gone, or with its host; another process of its rank begins."""
+        if self.trainers.get(trainer.endpoint) is trainer and trainer.alive:
             trainer.agent_lost()
-            # A trainer without its agent begins anew: its library can't go on with another life of it.
             trainer.ended()
-            self.world.new_life(self, endpoint)
+            self.world.new_life(self, trainer.endpoint)
 
     def _resume(self) -> None:
         if self.life is not None:
@@ -89,6 +119,11 @@ class Block:
     chunk_bytes: int
     local: bool
     chunks: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every chunk is in place."""
+        return len(self.chunks) == chunk_count(self.nbytes, self.chunk_bytes)
 
 
 class AgentLife(Life):
@@ -204,9 +239,11 @@ class AgentLife(Life):
 
     def attached(self, trainer: Trainer) -> None:
         """A trainer's hello is read."""
-        if trainer.alive:
+        if trainer.alive and trainer.agent is self:
             self.attached_trainers[trainer.endpoint] = trainer
-            self.emit(ev.ClientAttached(trainer.endpoint, trainer.incarnation))
+            age_ns = self.world.clock.now_ns - trainer.begun_ns if trainer.attached_before else 0
+            self.emit(ev.ClientAttached(trainer.endpoint, trainer.incarnation, trainer.past(), age_ns))
+            trainer.go_on()
 
     def detached(self, trainer: Trainer, reason: str, orderly: bool) -> None:
         """A trainer's end is noticed."""
@@ -292,8 +329,15 @@ class AgentLife(Life):
                 trainer = self.attached_trainers.get(effect.endpoint)
                 if trainer is not None and trainer.incarnation == effect.incarnation:
                     del self.attached_trainers[effect.endpoint]
+            case ef.TellPeerHere():
+                if (trainer := self._trainer(effect.endpoint)) is not None:
+                    trainer.here[effect.rank] = effect.incarnation
+            case ef.TellPeerGone():
+                trainer = self._trainer(effect.endpoint)
+                if trainer is not None and trainer.here.get(effect.rank) == effect.incarnation:
+                    del trainer.here[effect.rank]
             case _:
-                pass  # predictions, phases and who is there: these trainers act on none of them
+                pass  # predictions and phases: these trainers act on none of them
 
     def _sent(self, message: Message, outcome: str, why: str, block_back: bool) -> None:
         if outcome == "done" and not message.whole:

@@ -15,7 +15,7 @@ SECOND = 1_000 * MS
 KIB = 1 << 10
 
 FAULTS: dict[str, str] = {
-    "agent_crash": "an agent's process ends without a word, and comes back later",
+    "agent_crash": "an agent's process ends, without a word or in order; it comes back later, and its trainers go on",
     "power_loss": "an agent's host goes dark with all on it: nobody is told; it comes back later",
     "agent_stop": "an agent's process is stopped (SIGSTOP) and goes on",
     "host_suspend": "a host stands still, its clock too, and goes on",

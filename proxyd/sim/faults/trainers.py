@@ -1,5 +1,9 @@
 """Trainers that post, fill, take, keep, give up and die; and what is known of each message for certain.
 
+A trainer outlives its agent as its library does (:mod:`proxyd_client.resuming`): it looks for the next life, says what
+it knows, and posts again what was not acknowledged. Only what a dying process didn't get to say is not modelled: an
+agent here tells its trainers in the instant in which its machine says so.
+
 A message's payload is one number per chunk, drawn from the message's name: enough to see when a byte range arrives that
 nobody posted, arrives twice in different forms, or comes from a block that its trainer had back already.
 """
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 SOUND_ERRORS = frozenset(ErrorCode) - {ErrorCode.INTERNAL, ErrorCode.PROTOCOL, ErrorCode.CONFIG, ErrorCode.MISMATCH}
 """What may end a message here; the others would be mistakes of ours."""
+RECONNECT_NS = 2500 * MS
+"""How long a trainer looks for the next life of its agent."""
 MASK = (1 << 64) - 1
 
 
@@ -48,6 +54,8 @@ class Message:
     """Who was told of it."""
     landed_bytes: int = 0
     landed: bool = False
+    dst_incarnation: int = 0
+    """For this life of its receiver only, since its sender's agent ended once; 0: for any."""
     whole: bool = False
     """Its receiver's agent said that all of it is there, whether that trainer lived to read it or not."""
     receive_failed: str = ""
@@ -80,6 +88,15 @@ class Trainer:
         """Complete and not released."""
         self.waiting: dict[TransferId, Message] = {}
         """Posted, outcome unknown."""
+        self.awaited: dict[TransferId, Message] = {}
+        """Told of by an earlier life of the agent, and not complete."""
+        self.again: list[Message] = []
+        """To be posted to the next life of its agent."""
+        self.here: dict[int, int] = {}
+        """Ranks that are registered, and their lives."""
+        self.begun_ns = world.clock.now_ns
+        self.attached_before = False
+        self.outages = 0
         self.lazy_until_ns = 0
 
     # -- what it does --------------------------------------------------------------------------------------------
@@ -119,7 +136,7 @@ class Trainer:
         return message
 
     def _fill(self, message: Message) -> None:
-        if not self.alive or message.outcome:
+        if not self.alive or message.outcome or message.filled_bytes == message.envelope.nbytes:
             return
         if self.host.suspended:
             self.world.clock.after(50 * MS, self._fill, message)
@@ -176,6 +193,11 @@ class Trainer:
             raise Broken(f"{message} was offered as {effect.envelope}")
         if effect.envelope.destination != self.endpoint:
             raise Broken(f"{message} was offered to {self.endpoint}")
+        if effect.transfer in self.awaited:
+            self.open[effect.transfer] = self.awaited.pop(effect.transfer)
+            if not effect.has_memory:
+                self.world.clock.after(self._when_it_likes(30), self._accept, message)
+            return
         if message.taken_by is not None:
             raise Broken(f"{message} was offered twice: to {message.taken_by.incarnation:x}, then {self.incarnation:x}")
         for earlier in reversed(self.told):
@@ -208,22 +230,92 @@ class Trainer:
 
     def receive_failed(self, effect: ef.TellRecvFailed) -> None:
         """A message that it was told of will not come."""
-        message = self.open.pop(effect.transfer, None)
+        message = self.open.pop(effect.transfer, None) or self.awaited.pop(effect.transfer, None)
         if message is None:
             raise Broken(f"{self.world.messages[effect.transfer]}: failed at its receiver, where it was not open")
         check_code(message, effect.code, effect.message)
         message.receive_failed = effect.code.name
 
+    # -- the agent's next life -----------------------------------------------------------------------------------
+
+    def agent_gone(self, life: AgentLife) -> None:
+        """Its agent has ended, or says that it does: what is whole is delivered, the rest waits for the next life."""
+        if self.agent is None:
+            return
+        self.agent = None
+        self.outages += 1
+        for message in self.open.values():
+            block, nbytes = life.blocks.get(message.transfer), message.envelope.nbytes
+            if block is not None and not block.local and block.is_whole:
+                life.check_content(message, 0, nbytes)
+                message.landed_bytes, message.landed, message.whole = nbytes, True, True
+            else:
+                message.landed_bytes = 0
+                self.awaited[message.transfer] = message
+        self.open.clear()
+        self.keeps.clear()
+        for message in self.world.messages.values():
+            if message.sender is self:
+                message.block_with_agent = False
+        self.again = sorted(self.waiting.values(), key=lambda message: message.transfer)
+        for message in self.again:
+            message.dst_incarnation = message.dst_incarnation or self.here.get(message.envelope.dst_rank, 0)
+        self.world.clock.after(RECONNECT_NS, self._give_up, self.outages)
+
+    def _give_up(self, outage: int) -> None:
+        if self.alive and self.agent is None and self.outages == outage:
+            self.host.abandon(self)
+
+    def past(self) -> tuple[ev.Past, ...] | None:
+        """What it knows from earlier lives of its agent; None: there was none."""
+        if not self.attached_before:
+            return None
+        known: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for transfer in self.told:
+            message = self.world.messages[transfer]
+            delivered, _ = known.setdefault((message.envelope.src_rank, transfer.incarnation), ([0], []))
+            delivered.append(transfer.sequence)
+        highest = {key: max(all_of_it) for key, (all_of_it, _) in known.items()}
+        for (_, incarnation), (delivered, awaited) in known.items():
+            for sequence in delivered[:]:
+                transfer = TransferId(incarnation, sequence)
+                if sequence and transfer in self.awaited:
+                    awaited.append(sequence)
+                if not sequence or not self.world.messages[transfer].landed:
+                    delivered.remove(sequence)
+        return tuple(
+            ev.Past(rank, incarnation, highest[rank, incarnation], tuple(delivered), tuple(awaited))
+            for (rank, incarnation), (delivered, awaited) in known.items()
+        )
+
+    def go_on(self) -> None:
+        """It is attached: what was not acknowledged is posted again, whole, in order."""
+        self.attached_before = True
+        for message in [one for one in self.again if one.transfer in self.waiting]:
+            message.filled_bytes = message.envelope.nbytes
+            message.block_with_agent = True
+            self.say(
+                ev.SendPosted(
+                    message.transfer,
+                    message.envelope,
+                    message.filled_bytes,
+                    again=True,
+                    dst_incarnation=message.dst_incarnation,
+                )
+            )
+
     # -- its ends ------------------------------------------------------------------------------------------------
 
     def agent_lost(self) -> None:
-        """Its agent is gone: all that was under way fails, in its library."""
+        """Its agent is gone for good: all that was under way fails, in its library."""
         self.agent = None
         for message in list(self.waiting.values()):
-            self.send_ended(message, ErrorCode.AGENT_UNAVAILABLE.name, "its agent is gone", block_back=True)
-        for message in self.open.values():
+            name = ErrorCode.AGENT_UNAVAILABLE.name
+            self.send_ended(message, name, "its agent is gone", block_back=message.block_with_agent)
+        for message in (*self.open.values(), *self.awaited.values()):
             message.receive_failed = ErrorCode.AGENT_UNAVAILABLE.name
         self.open.clear()
+        self.awaited.clear()
         self.keeps.clear()
 
     def ended(self) -> None:
@@ -231,6 +323,7 @@ class Trainer:
         self.alive = False
         self.agent = None
         self.open.clear()
+        self.awaited.clear()
         self.keeps.clear()
         self.waiting.clear()
 

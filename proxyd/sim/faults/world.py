@@ -167,8 +167,11 @@ class World:
 
     def _agent_crash(self, *, dark: bool = False) -> None:
         host = self._a_host()
-        if host.life is not None:
-            host.end(dark=dark)
+        if host.life is not None and not host.leaving:
+            if not dark and self.rng.random() < 0.3:
+                host.leave()
+            else:
+                host.end(dark=dark)
             self.clock.after(self._a_while_ns(), host.start)
 
     def _power_loss(self) -> None:
