@@ -76,12 +76,11 @@ class Effects:
                 if (link := self.peers.get(effect.peer)) is not None:
                     link.pump()
             case ef.ToPeer():
-                if effect.inbound:
+                if effect.inbound and isinstance(effect.frame, Ack):
                     answer = partial(self._inbound.send, effect.peer, effect.transfer, effect.frame)
-                    if isinstance(effect.frame, Ack):
-                        hub.once_told(effect.transfer, answer)
-                    else:
-                        answer()
+                    hub.once_told(effect.transfer, answer)
+                elif effect.inbound:
+                    self._inbound.send(effect.peer, effect.transfer, effect.frame)
                 elif (link := self.peers.get(effect.peer)) is not None:
                     link.send(effect.transfer, effect.frame)
             case ef.ToCoordinator():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 import weakref
@@ -27,6 +28,7 @@ from proxyd_client import (
     TransferCancelled,
     TransferTimeout,
 )
+from proxyd_client.link import Link
 from proxyd_client.resuming import MOST_SENDERS, REMEMBERED, Knowledge
 from tests.fakes.fake_agent import FakeAgent
 from tests.unit.client.conftest import Connect
@@ -525,6 +527,28 @@ def test_nothing_is_left_when_the_search_is_over(life: Lives) -> None:
         until(lambda: session() is None)
     finally:
         gc.enable()
+
+
+def test_all_that_a_dead_agent_had_said_is_read_although_it_left_things_unread() -> None:
+    """The rules depend on it. A Unix socket whose other end was closed with unread data reports a reset, but only
+    behind what it holds."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = Link(ours, wire.Decoder(allow_payload=False), [], shared_memory=True)
+    link.send(wire.CancelSend(1))
+    said = [wire.SendDone(sequence) for sequence in range(2000)]
+    theirs.sendall(b"".join(map(wire.encode, said)))
+    theirs.close()
+    heard: list[wire.Frame] = []
+
+    def read() -> None:
+        for _ in range(50):
+            link.pump(lambda frame, fd: heard.append(frame), lambda *_: None)
+
+    with pytest.raises(ConnectionError, match="reset"):
+        read()
+    assert heard == said
+    link.close()
 
 
 def test_a_session_over_tcp_ends_with_its_agent(life: Lives, connect: Connect) -> None:
