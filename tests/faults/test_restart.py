@@ -3,7 +3,9 @@ takes. Each message arrives once, whole and in order, or both sides get a typed 
 
 from __future__ import annotations
 
+import collections
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 
 from proxyd.cli.scrape import scrape
-from proxyd_client import AgentUnavailable, Handle, Message, PeerLost, ProxydError
-from tests.e2e.rig import MIB, Net, pattern, until
+from proxyd_client import AgentUnavailable, Handle, Message, PeerLost, ProxydError, TransferTimeout
+from tests.e2e.rig import MIB, Net, pattern, threads, until
 from tests.e2e.test_faults import SIZE, SLOW, ends_with, fixed_ports, under_way
 
 pytestmark = pytest.mark.timeout(90)
@@ -82,6 +84,51 @@ def test_agents_are_killed_in_the_middle_and_all_goes_on(start: Start, killed: s
     handle = sender.isend(pattern(2 * MIB, 8, 8), dst=1, tag=8)
     assert np.array_equal(receiver.recv(src=0, tag=8, timeout_s=10).array, pattern(2 * MIB, 8, 8))
     handle.wait(5)
+
+
+@pytest.mark.parametrize("ranks_at", ["ab", "aa"])
+def test_a_stream_of_small_messages_over_agents_that_are_killed_again_and_again(start: Start, ranks_at: str) -> None:
+    """Each of them once, in order, none lost, nobody gets an error: hundreds are under way when an agent dies."""
+    net = restartable(start)
+    sender, receiver = net.connect(0, ranks_at[0]), net.connect(1, ranks_at[1])
+    stop = threading.Event()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        handles: collections.deque[Handle[None]] = collections.deque()
+        while not stop.is_set():
+            content = np.full(8 * (1 + sent % 300), sent, np.int64)
+            handles.append(sender.isend(content, dst=1, tag=1))
+            sent += 1
+            if len(handles) > 200:
+                handles.popleft().wait(30)
+        for handle in handles:
+            handle.wait(30)
+
+    def receive() -> None:
+        got = 0
+        while not stop.is_set() or got < sent:
+            try:
+                message = receiver.recv(src=0, tag=1, timeout_s=0.5)
+            except TransferTimeout:
+                continue
+            assert message.array[0] == message.array[-1] == got
+            assert message.nbytes == 64 * (1 + got % 300)
+            got += 1
+            del message
+
+    with threads(send, receive):
+        try:
+            for site in (ranks_at * 2)[:4]:
+                before = sent
+                until(lambda before=before: sent > before + 500, "messages flow", 20)
+                net.cluster.kill(net.agent(site))
+                net.cluster.restart_agent(site)
+        finally:
+            stop.set()
+    print(f"{sent} messages over 4 restarts")
+    assert sent > 2000
 
 
 def test_trainers_of_one_host_whose_agent_is_killed(start: Start) -> None:
