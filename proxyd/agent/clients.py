@@ -160,6 +160,10 @@ class ClientHub:
         """Take a proven hello in; a refusal otherwise. The newest life of the same user wins."""
         endpoint = EndpointName(hello.job, hello.rank)
         before = self._current.get(endpoint)
+        if before is not None and before.incarnation == hello.incarnation and before.past is not None:
+            # It had no patience with its first attempt, and the end of that has not been read yet.
+            before.dismiss(ErrorCode.CLOSED, "it has come once more")
+            before = None
         if hello.resumes:
             if hello.resumes == self._me.incarnation:
                 return ErrorCode.AGENT_UNAVAILABLE, "this life of the agent has ended the session of this very process"

@@ -130,6 +130,19 @@ def test_a_life_that_ended_the_session_takes_nobody_back() -> None:
     play(body)
 
 
+def test_one_that_comes_once_more_because_the_agent_was_slow_is_no_newer_process() -> None:
+    async def body(rig: Rig) -> None:
+        first, second = Trainer(rig.hub), Trainer(rig.hub)
+        await returns(first, 0, 77)
+        await returns(second, 0, 77)
+        await second.say(wire.Resumed())
+        assert rig.of(ClientAttached) == [ClientAttached(RANK0, 77, (), 0)]
+        assert rig.hub.client_count == 1
+        assert not first.session.is_open
+
+    play(body)
+
+
 def test_a_newer_process_stays() -> None:
     async def body(rig: Rig) -> None:
         newer, older = Trainer(rig.hub), Trainer(rig.hub)
