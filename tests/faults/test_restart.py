@@ -15,7 +15,7 @@ import pytest
 
 from proxyd.cli.scrape import scrape
 from proxyd_client import AgentUnavailable, Handle, Message, PeerLost, ProxydError, TransferTimeout
-from tests.e2e.rig import MIB, Net, pattern, threads, until
+from tests.e2e.rig import MIB, Net, Trainer, pattern, threads, until
 from tests.e2e.test_faults import SIZE, SLOW, ends_with, fixed_ports, under_way
 
 pytestmark = pytest.mark.timeout(90)
@@ -129,6 +129,36 @@ def test_a_stream_of_small_messages_over_agents_that_are_killed_again_and_again(
             stop.set()
     print(f"{sent} messages over 4 restarts")
     assert sent > 2000
+
+
+def test_a_receiver_that_stood_still_when_its_agent_died(start: Start) -> None:
+    """All has landed, and the kernel holds a part of what its agent said of it; the rest died with the agent. No
+    message whose sender is done may be among that, and none that it heard of may come twice."""
+    net = restartable(start)
+    sender = net.connect(0, "a")
+    body = (
+        "say('ready'); hear()\n"
+        "for number in range(4000):\n"
+        "    got = ep.recv(src=0, tag=1, timeout_s=30).array\n"
+        "    assert got[0] == got[-1] == number, (number, got[0])\n"
+        "say('all')\n"
+    )
+    other = Trainer(net, 1, "b", body)
+    assert other.hear() == "ready"
+    sender.knows(1)
+    other.process.send_signal(signal.SIGSTOP)
+    handles = [sender.isend(np.full(125, number, np.int64), dst=1, tag=1) for number in range(4000)]
+    until(lambda: net.moved().received == 4000 * 1000, "all has landed", 20)
+    done = sum(handle.done() for handle in handles)
+    print(f"{done} of 4000 are acknowledged")
+    assert 0 < done < 4000, "else the test sees nothing"
+    net.cluster.kill(net.agent("b"))
+    net.cluster.restart_agent("b")
+    other.process.send_signal(signal.SIGCONT)
+    other.say()
+    for handle in handles:
+        handle.wait(20)
+    assert other.hear() == "all"
 
 
 def test_trainers_of_one_host_whose_agent_is_killed(start: Start) -> None:
