@@ -7,8 +7,8 @@ one lets a client kill the agent with SIGBUS by truncating it)::
     4096   blocks
 
 A block of a RECEIVE arena starts with a prefix (a multiple of 4 KiB) that names its transfer and holds its
-received-chunk map, so that a restarted agent can go on from what has landed; the payload follows, page-aligned. Offsets
-that cross the wire always point at the *payload*. Blocks of a SEND arena have no prefix.
+received-chunk map, so that a trainer whose agent died can tell what is whole; the payload follows, page-aligned.
+Offsets that cross the wire always point at the *payload*. Blocks of a SEND arena have no prefix.
 
 Both sides can write here, so whatever is read back is a hint that gets checked: :func:`read_header` and
 :func:`read_block_prefix` validate every field, and nothing read from an arena is ever used as a length by itself.
