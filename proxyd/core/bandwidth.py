@@ -31,7 +31,8 @@ as half the buffer holds the excess. **Down.** A queue beyond the target drains 
 
 **Losses** lower E once per event, to what was delivered then: afterwards TCP has cut its window and what it delivers
 says nothing about the path. Repeated losses without any queue before them are a *policer's* (Flach et al., SIGCOMM
-2016): its bucket's burst is not its rate, so E becomes the average of two seconds, and probing waits, ever longer.
+2016): its bucket's burst is not its rate, so E becomes the average of two seconds, and probing waits, ever longer. Where
+they keep TCP's windows so small that nothing comes near E for two seconds, E is lowered as well, to a tenth above that.
 
 **A queue that isn't ours** (other tenants' traffic, a longer route) doesn't drain however little we send. What has
 stood for eight round trips counts as distance from then on; without that the link would be left to the others.
@@ -128,6 +129,11 @@ LOSS_SHARE = 0.005
 POLICER_EVENTS = 3
 POLICER_SPAN_NS = 15 * NANOS
 LONG_WINDOW_NS = 2 * NANOS
+NEAR = 0.8
+UNREACHED = 1.1
+"""What has not come near the estimate for a long window, while packets are lost without a queue, isn't there, though
+TCP's windows explain the rate: the policer makes them so small. It is believed to be a tenth more than was delivered:
+less would leave nothing to find out by, and where losses are chance each look would take some more."""
 HOLD_LEAST_NS = 1 * NANOS
 HOLD_MOST_NS = 16 * NANOS
 """After losses without a queue, probing waits so long, doubling."""
@@ -233,6 +239,7 @@ class LinkEstimator:
         "_least_queue",
         "_loss_events_ns",
         "_lossy_until_ns",
+        "_near_ns",
         "_plateaus",
         "_pressed",
         "_queue_ns",
@@ -296,6 +303,8 @@ class LinkEstimator:
         self._rounds = 0
         self._plateaus = 0
         self._weak_rate = self._rate
+        self._near_ns = 0
+        """When the estimate was last nearly reached, or nobody tried to."""
         self._lossy_until_ns = 0
         self._loss_events_ns: deque[int] = deque()
         self._hold_ns = 0
@@ -421,6 +430,8 @@ class LinkEstimator:
         decides = tally.link_decides(rate, self._rate, count, rtt_ns + self._queue_ns)
         full = self._full_since_ns is not None and self._full_since_ns <= tally.begins_ns(count)
         self._holes = tally.has_holes(rtt_ns)
+        if not full or rate > NEAR * self._rate:
+            self._near_ns = now_ns
         lossy = self._lost(rtt_ns, full, decides, rate, now_ns)
         queued = full and self._queue_ns > self._shows_ns(rtt_ns)
         strong = self._queue_ns > self._strong_ns(rtt_ns)
@@ -531,6 +542,8 @@ class LinkEstimator:
         if len(self._loss_events_ns) >= POLICER_EVENTS and full and decides and long_ns > LONG_WINDOW_NS // 2:
             self.policed = True
             self._rate = long_rate
+        elif len(self._loss_events_ns) >= POLICER_EVENTS and now_ns - self._near_ns > LONG_WINDOW_NS:
+            self._rate = min(self._rate, long_rate * UNREACHED)
         else:
             # No further than what the last two seconds delivered, and not at all while senders mend their windows:
             # every loss that they find late would take a tenth.

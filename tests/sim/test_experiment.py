@@ -78,6 +78,27 @@ def test_a_slow_link_is_found_from_a_start_ten_times_its_rate() -> None:
     assert result.estimate_error_p95 < 0.5
 
 
+def test_a_policer_is_found_although_losses_keep_the_windows_small() -> None:
+    """Windows that are being mended explain a low rate, so an estimate of 2.4 times the policer's stood for 23 s."""
+    policed = LinkExperiment(
+        trace=constant(4 * RATE),
+        rtt_ns=60 * MS,
+        buffer_bytes=3_000_000,
+        senders=8,
+        duration_ns=9 * NANOS,
+        message_bytes=8 << 20,
+        mtu_bytes=9000,
+        policer=Policer(RATE, 2_000_000),
+        check=True,
+    )
+    result = run_link(policed)
+    late = [sample.estimate_bytes_per_s for sample in result.series if sample.time_ns > 6 * NANOS]
+    assert late
+    assert max(late) < 1.2 * RATE
+    assert min(late) > 0.85 * RATE
+    assert result.ours_share > 0.24
+
+
 def test_cross_traffic_and_a_policer_leave_less_for_us() -> None:
     shared = dataclasses.replace(
         KNOWN, cross=CrossTraffic(RATE // 4), hint_bytes_per_s=RATE * 3 // 4, duration_ns=4 * NANOS
