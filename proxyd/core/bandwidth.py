@@ -31,8 +31,8 @@ as half the buffer holds the excess. **Down.** A queue beyond the target drains 
 
 **Losses** lower E once per event, to what was delivered then: afterwards TCP has cut its window and what it delivers
 says nothing about the path. Repeated losses without any queue before them are a *policer's* (Flach et al., SIGCOMM
-2016): its bucket's burst is not its rate, so E becomes the average of two seconds, and probing waits, ever longer. Where
-they keep TCP's windows so small that nothing comes near E for two seconds, E is lowered as well, to a tenth above that.
+2016): its bucket's burst is not its rate, so E becomes the average of two seconds, and probing waits, ever longer.
+Where they keep TCP's windows so small that nothing comes near E for two seconds, E falls to a tenth above what came.
 
 **A queue that isn't ours** (other tenants' traffic, a longer route) doesn't drain however little we send. What has
 stood for eight round trips counts as distance from then on; without that the link would be left to the others.
