@@ -132,8 +132,7 @@ LONG_WINDOW_NS = 2 * NANOS
 NEAR = 0.8
 UNREACHED = 1.1
 """What has not come near the estimate for a long window, while packets are lost without a queue, isn't there, though
-TCP's windows explain the rate: the policer makes them so small. It is believed to be a tenth more than was delivered:
-less would leave nothing to find out by, and where losses are chance each look would take some more."""
+TCP's windows explain it. A tenth more than was delivered is believed: by less, chance losses would take more."""
 HOLD_LEAST_NS = 1 * NANOS
 HOLD_MOST_NS = 16 * NANOS
 """After losses without a queue, probing waits so long, doubling."""
