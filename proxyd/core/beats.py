@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from proxyd.core.allocation import Waiting
+from proxyd.core.coordinator_status import AgentStatus
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.core.messages import AgentHello, Echo
 
@@ -45,6 +46,18 @@ class AgentSession:
         unanswered_ns = now_ns - self.answered_ns - self.control_rtt_ns
         self.out_of_reach = self.answered_ns >= 0 and unanswered_ns >= OUT_OF_REACH_NS
         return self.out_of_reach
+
+    def status(self, endpoints: int, now_ns: int) -> AgentStatus:
+        """As plain values; ``endpoints``: how many it has registered."""
+        return AgentStatus(
+            agent=self.agent,
+            session=self.number,
+            incarnation=self.hello.incarnation,
+            data_address=self.hello.data_address,
+            endpoints=endpoints,
+            transfers=len(self.transfers),
+            heard_ago_ns=now_ns - self.heard_ns,
+        )
 
 
 class Beats:

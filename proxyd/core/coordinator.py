@@ -29,7 +29,7 @@ from proxyd.core.announced import Announced
 from proxyd.core.bandwidth import NANOS, LinkSettings, default_settings
 from proxyd.core.beats import OUT_OF_REACH_NS, AgentSession, Beats, BeatTurns
 from proxyd.core.coordinator_config import CoordinatorConfig, refusal
-from proxyd.core.coordinator_status import AgentStatus, CoordinatorStatus, LinkStatus
+from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.core.effects import CloseSession, CoordinatorEffect, ToAgent
 from proxyd.core.events import (
     CoordinatorEvent,
@@ -241,6 +241,7 @@ class CoordinatorMachine:
         if message.epoch_seen not in (0, self.epoch) and not self._takeover.succeeds:
             self._takeover.succeeds = True
             self._links.settle_until(self._takeover.settled_ns)
+            self._decide_all(now_ns)  # who was granted all of a link that nobody seemed to use before has to be told
         self._sessions[number] = AgentSession(number, message, agent, now_ns)
         self._session_of[agent] = number
         insort(self._members.setdefault(agent.site, []), number)
@@ -513,6 +514,8 @@ class CoordinatorMachine:
             link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
             if now_ns >= granter.reserves.settle_until_ns:  # before that all have what an earlier life left them
                 link.fallback.share(members, granter.reserves.total_bytes_per_s(now_ns), keep=out_of_reach)
+            if out_of_reach:
+                self._decide(link, now_ns)  # the others hear that there is less for them
         infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
         missing = self._absent.names(now_ns)
         for number in members:
@@ -553,23 +556,12 @@ class CoordinatorMachine:
 
     def status(self, now_ns: int, transfers_per_link: int = 100) -> CoordinatorStatus:
         """All there is to see, as plain values; of each link's queue at most the first ``transfers_per_link``."""
-        agents = tuple(
-            AgentStatus(
-                agent=session.agent,
-                session=number,
-                incarnation=session.hello.incarnation,
-                data_address=session.hello.data_address,
-                endpoints=self._registry.count(number),
-                transfers=len(session.transfers),
-                heard_ago_ns=now_ns - session.heard_ns,
-            )
-            for number, session in sorted(self._sessions.items())
-        )
+        sessions = sorted(self._sessions.items())
         return CoordinatorStatus(
             name=self.config.name,
             epoch=self.epoch,
             owns=self.config.owns,
-            agents=agents,
+            agents=tuple(session.status(self._registry.count(number), now_ns) for number, session in sessions),
             endpoints=self._registry.entries,
             links=self.links_status(now_ns, transfers_per_link),
             protocol_errors=self.protocol_errors,

@@ -4,6 +4,11 @@ Over all agents of a link's source site the rates sum to at most 0.8 of the esti
 joins, the others' rates shrink with this beat and the newcomer's grows with the next, because a coordinator that dies
 in between must not leave more behind than the link carries. For the same reason the rate of one that can't be reached
 stays as it was: it doesn't hear of another.
+
+An estimate that falls takes nothing back of what was handed out: the agents hear of it with the beat that shares anew,
+and not before. The total falls with that beat too. Agents keep it beside their rates, and should this coordinator end,
+its next life reckons from both what those may send that are not back yet: a total that is younger than the rates would
+hide some of them.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ FALLBACK_SHARE = (4, 5)
 class FallbackRates:
     """Rates of one link, by session."""
 
-    __slots__ = ("_kept", "_rates", "_settled", "total_bytes_per_s")
+    __slots__ = ("_kept", "_next_total_bytes_per_s", "_rates", "_settled", "total_bytes_per_s")
 
     def __init__(self, bottleneck_bytes_per_s: int) -> None:
         self.total_bytes_per_s = bottleneck_bytes_per_s * FALLBACK_SHARE[0] // FALLBACK_SHARE[1]
+        """What the rates were shared under."""
+        self._next_total_bytes_per_s = self.total_bytes_per_s
         self._rates: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         """Of those that can't be reached."""
@@ -36,16 +43,33 @@ class FallbackRates:
         """Of all sessions that can be reached; never above ``total_bytes_per_s``."""
         return sum(self._rates.values())
 
+    def problem(self) -> str:
+        """What must always hold; "" when it does: those that can be reached were handed no more than what the others
+        leave of the total."""
+        kept = sum(self._kept.values())
+        if self.sum_bytes_per_s > max(0, self.total_bytes_per_s - kept):
+            return (
+                f"fallback rates sum to {self.sum_bytes_per_s} bytes/s, {kept} can't be reached, "
+                f"{self.total_bytes_per_s} are theirs"
+            )
+        return ""
+
     def rebase(self, bottleneck_bytes_per_s: int) -> None:
-        """The estimate moved: with the next :meth:`share` so do the rates, once it has moved by a sixteenth."""
+        """The estimate moved: with the next :meth:`share` so do the rates, once it has moved by a sixteenth. A total
+        that falls waits for that too, unless it still holds all that was handed out."""
         total = bottleneck_bytes_per_s * FALLBACK_SHARE[0] // FALLBACK_SHARE[1]
         if abs(total - self.total_bytes_per_s) * 16 > self.total_bytes_per_s:
-            self.total_bytes_per_s = total
+            self._next_total_bytes_per_s = total
             self._settled = None
+            if total >= self.sum_bytes_per_s + sum(self._kept.values()):
+                self.total_bytes_per_s = total
+        else:
+            self._next_total_bytes_per_s = self.total_bytes_per_s
 
     def carried(self, session: int, rate_bytes_per_s: int) -> None:
         """An earlier life left a session's agent this rate: it keeps it until the next :meth:`share`."""
-        left = self.total_bytes_per_s - self.sum_bytes_per_s + self._rates.get(session, 0)
+        others = self.sum_bytes_per_s - self._rates.get(session, 0) + sum(self._kept.values())
+        left = self.total_bytes_per_s - others
         if (rate := max(0, min(rate_bytes_per_s, left))) > self._rates.get(session, 0):
             self._rates[session] = rate
             self._settled = None
@@ -56,6 +80,7 @@ class FallbackRates:
         :param reserved_bytes_per_s: stays with agents that have no session, and with those of ``keep``.
         :param keep: sessions whose agents can't be reached.
         """
+        self.total_bytes_per_s = self._next_total_bytes_per_s
         members = sorted(session for session in sessions if session not in keep)
         if self._settled == (members, reserved_bytes_per_s):
             return

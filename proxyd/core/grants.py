@@ -82,7 +82,10 @@ class LinkGranter:
         self._rtt_ns = settings.start_rtt_ns
         self.limit_bytes_per_s = 0
         """What the operator's policy allows now, payload; 0: no limit."""
-        self._limit_changed = False
+        self._room_bytes_per_s = 0
+        """What of the pace those who can be told something may use, as of the latest decision."""
+        self._room_changed = False
+        """Also who is on a link with a fixed estimate has to be told."""
         self._raise_ns = _NEVER_NS
         """When a lane may be told a higher rate for what it holds."""
         self.planner = Planner(self.queue, self.lanes)
@@ -152,7 +155,7 @@ class LinkGranter:
     def set_shared_limit(self, limit_bytes_per_s: int, reason: str, now_ns: int) -> None:
         """What the shared lines leave for it has changed; its next decision tells whoever holds grants."""
         self.shared_limit_bytes_per_s, self._shared_reason = limit_bytes_per_s, reason
-        self._limit_changed = True
+        self._room_changed = True
         self._window_of_lanes.clear()
         self._follow(now_ns)
 
@@ -181,7 +184,7 @@ class LinkGranter:
         if limit == self.limit_bytes_per_s:
             return False
         self.limit_bytes_per_s = limit
-        self._limit_changed = True
+        self._room_changed = True
         self._window_of_lanes.clear()
         self._follow(now_ns)
         return True
@@ -310,57 +313,57 @@ class LinkGranter:
             self._lift_bytes_per_s = 0
         issued: list[tuple[int, Grant | Pace]] = []
         pace = self.pace_bytes_per_s(now_ns)
+        self._make_room(pace, now_ns)
         while self.queue.count and self._round(pace, now_ns, issued):
             pass
         if not self.queue.count:
             if self.settings.live:
-                self._spread(pace, now_ns, issued)
-            elif self._limit_changed:
-                self._repace([], pace, now_ns, issued)
-        self._limit_changed = False
+                self._spread(now_ns, issued)
+            elif self._room_changed:
+                self._repace([], now_ns, issued)
+        self._room_changed = False
         return issued
 
-    def _spread(self, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+    def _make_room(self, pace: int, now_ns: int) -> None:
+        """Find out what those leave of the pace who can't be told anything; next to nothing where that is all of it."""
+        stuck = sum(lane.binding_rate(now_ns) for lane in self._active.values() if lane.stuck)
+        before, self._room_bytes_per_s = self._room_bytes_per_s, max(1, pace - stuck)
+        if abs(self._room_bytes_per_s - before) * REPACE_DOWN > before:
+            self._room_changed = True
+
+    def _spread(self, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Nobody waits any more: those who still send what they hold have the link to themselves, in equal parts."""
-        room, lanes = pace, list[Lane]()
-        for lane in self._active.values():
-            if lane.ended or lane.out_of_reach:
-                room -= lane.binding_rate(now_ns)  # it can't be told anything
-            elif lane.account.at_host_bytes > 0 and lane.pace_then_bytes_per_s:
-                lanes.append(lane)
-        if lanes and room > 0:
+        lanes = [lane for lane in self._active.values() if lane.hears and lane.account.at_host_bytes > 0]
+        if lanes := [lane for lane in lanes if lane.room_then_bytes_per_s]:
+            room = self._room_bytes_per_s
             rates = fair_shares(room, [lane.ceiling_bytes_per_s or room for lane in lanes])
             for lane, rate in zip(lanes, rates, strict=True):
-                self._tell_pace(lane, rate, pace, now_ns, issued)
+                self._tell_pace(lane, rate, now_ns, issued)
 
-    def _repace(self, planned: list[Lane], pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+    def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
         # Shares that were made at different paces may sum to more than any of those.
-        total = stuck = 0
-        for lane in self._active.values():
-            if lane.ended or lane.out_of_reach:
-                stuck += lane.binding_rate(now_ns)  # it can't be told anything
-            elif not lane.leaving:
-                total += lane.binding_rate(now_ns)
-        room = pace - stuck
-        for lane in self._active.values():
-            then = lane.pace_then_bytes_per_s
-            if not then or lane.ended or lane in planned:
+        hearing = [lane for lane in self._active.values() if lane.hears]
+        total = sum(lane.binding_rate(now_ns) for lane in hearing if not lane.leaving)
+        room = self._room_bytes_per_s
+        for lane in hearing:
+            then = lane.room_then_bytes_per_s
+            if not then or lane in planned:
                 continue
             if lane.account.outstanding_bytes <= 0:
-                lane.pace_then_bytes_per_s = 0
+                lane.room_then_bytes_per_s = 0
                 continue
             rate, ceiling = lane.rate_bytes_per_s * room // max(then, total), lane.ceiling_bytes_per_s
-            self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, pace, now_ns, issued)
+            self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, now_ns, issued)
 
-    def _tell_pace(self, lane: Lane, rate: int, pace: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
+    def _tell_pace(self, lane: Lane, rate: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell a lane its rate, if that has changed by enough to be worth it."""
         rate = max(1, rate)
         # Grants that it still holds may be of other rates than the latest one: higher ones, while the pace crept down,
         # and lower ones, while another lane had the most of it.
         slowest, fastest = lane.slowest_bytes_per_s, max(lane.rate_bytes_per_s, lane.account.binding_rate(now_ns))
         if (rate - slowest) * REPACE_UP > slowest or (fastest - rate) * REPACE_DOWN > fastest:
-            lane.repace(rate, pace, now_ns)
+            lane.repace(rate, self._room_bytes_per_s, now_ns)
             issued.append((lane.session, Pace(self.link, rate, self.epoch)))
 
     def _lead_ns(self, lane: Lane) -> int:
@@ -377,7 +380,8 @@ class LinkGranter:
         if pace < sizes.pace_bytes_per_s:
             # Of the estimate, not of a pace that is lower while a queue drains: else senders would come and go with it.
             outstanding_ns = outstanding_ns * sizes.pace_bytes_per_s // pace
-        plan = self.planner.plan(pace, outstanding_ns, sizes.chunk_bytes, sizes.turn_bytes, now_ns)
+        room = self._room_bytes_per_s
+        plan = self.planner.plan(room, outstanding_ns, sizes.chunk_bytes, sizes.turn_bytes, now_ns)
         planned = [share.lane for share in plan]
         if self.shared:
             can = [(share.rate_bytes_per_s, share.lane.ceiling_bytes_per_s) for share in plan]
@@ -388,13 +392,13 @@ class LinkGranter:
             if lane.out_of_turn and not lane.leaving:
                 fresh_ns = sizes.report_ns + sizes.report_ns // 2 + lane.control_rtt_ns
                 lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, sizes.half_buffer_bytes)
-                if not lane.leaving and self.settings.live:
+                if not lane.leaving and self.settings.live and lane.hears and now_ns >= lane.reserve_until_ns:
                     # The last chunk may creep out of a stream with a cold window: nobody needs to wait for it.
                     tails += lane.account.at_host_bytes
                     lane.leaving = lane.harmless = tails <= sizes.half_buffer_bytes
-        follows = self.settings.live or self._limit_changed
+        follows = self.settings.live or self._room_changed
         if follows:
-            self._repace(planned, pace, now_ns, issued)
+            self._repace(planned, now_ns, issued)
         self._resize(plan)
         front: list[Waiting] = []
         self._raise_ns = _NEVER_NS
@@ -404,13 +408,13 @@ class LinkGranter:
             if follows and lane in busy and not lane.leaving:
                 # Its part of the link may have changed: also for what it holds.
                 if rate and (start_ns <= now_ns or rate < lane.rate_bytes_per_s):
-                    self._tell_pace(lane, rate, pace, now_ns, issued)
+                    self._tell_pace(lane, rate, now_ns, issued)
                 elif rate > lane.slowest_bytes_per_s:
                     self._raise_ns = min(self._raise_ns, start_ns)  # to be told when the lane before it has left
-                elif not rate and pace < lane.pace_then_bytes_per_s:
+                elif not rate and room < lane.room_then_bytes_per_s:
                     # Together they hold more than the pace that has fallen: each gives up its part of the difference.
-                    part = lane.rate_bytes_per_s * pace // lane.pace_then_bytes_per_s
-                    self._tell_pace(lane, part, pace, now_ns, issued)
+                    part = lane.rate_bytes_per_s * room // lane.room_then_bytes_per_s
+                    self._tell_pace(lane, part, now_ns, issued)
             if rate and self._issue(share, rate, start_ns, pace, now_ns, issued):
                 return True
             if rate and lane not in busy:
@@ -517,7 +521,7 @@ class LinkGranter:
         ttl_ns = min(sizes.ttl_ns, TTL_NS) if waiting.announcement else sizes.ttl_ns
         leaves_by_ns = (start_ns if start_ns > lane.leaves_ns else lane.leaves_ns) + ttl_ns + 2 * send_ns
         account.grant(nbytes, rate, leaves_by_ns, leaves_by_ns + 2 * self._rtt_ns + self._lease_ns // 4, now_ns)
-        lane.granted(nbytes, rate, start_ns, pace, idle)
+        lane.granted(nbytes, rate, start_ns, self._room_bytes_per_s, idle)
         lane.padding = waiting.job == PADDING_JOB
         self._active[lane.session] = lane
         for bottleneck in self.bottlenecks:

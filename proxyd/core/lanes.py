@@ -71,12 +71,12 @@ class Lane:
         "lost_bytes",
         "out_of_reach",
         "out_of_turn",
-        "pace_then_bytes_per_s",
         "padding",
         "rate_bytes_per_s",
         "reported_ns",
         "reserve_bytes_per_s",
         "reserve_until_ns",
+        "room_then_bytes_per_s",
         "session",
         "silent_until_ns",
         "slowest_bytes_per_s",
@@ -93,8 +93,8 @@ class Lane:
         self.slowest_bytes_per_s = 0
         """The lowest rate of the grants that it may still hold bytes of, unless it was told another since: what was
         granted first goes first, at that rate."""
-        self.pace_then_bytes_per_s = 0
-        """The link's pace when that rate was set."""
+        self.room_then_bytes_per_s = 0
+        """What the lanes that can be told something had of the link's pace when that rate was set."""
         self._measured_bytes_per_s = 0
         """What it has shown that it can send; 0: no limit known."""
         self._window_bytes = 0
@@ -138,6 +138,16 @@ class Lane:
         self._slow_epochs = 0
 
     @property
+    def hears(self) -> bool:
+        """It can be told something."""
+        return not (self.ended or self.out_of_reach)
+
+    @property
+    def stuck(self) -> bool:
+        """It can't be told anything, and goes on."""
+        return (self.ended or self.out_of_reach) and not self.leaving
+
+    @property
     def ceiling_bytes_per_s(self) -> int:
         """What it can send: as its TCP windows say, and as it has shown; 0: no limit known."""
         measured, window = self._measured_bytes_per_s, self._window_bytes_per_s
@@ -167,8 +177,8 @@ class Lane:
         account = self.account
         return (now_ns < account.binds_until_ns and account.top_rate_bytes_per_s > 0) or now_ns < self.reserve_until_ns
 
-    def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, pace_bytes_per_s: int, idle: bool) -> None:
-        """A grant was issued, at a time when the link's pace was ``pace_bytes_per_s``."""
+    def granted(self, nbytes: int, rate_bytes_per_s: int, start_ns: int, room_bytes_per_s: int, idle: bool) -> None:
+        """A grant was issued, at a time when lanes like it had ``room_bytes_per_s`` of the link together."""
         if idle:
             self._epoch_ns = start_ns
             self._epoch_left_bytes = self.account.left_bytes
@@ -177,15 +187,15 @@ class Lane:
         self.leaves_ns = max(self.leaves_ns, start_ns) + nbytes * NANOS // rate_bytes_per_s
         self.rate_bytes_per_s = rate_bytes_per_s
         self.slowest_bytes_per_s = rate_bytes_per_s if idle else min(self.slowest_bytes_per_s, rate_bytes_per_s)
-        self.pace_then_bytes_per_s = pace_bytes_per_s
+        self.room_then_bytes_per_s = room_bytes_per_s
         self.leaving = self.out_of_turn = self.harmless = False
 
-    def repace(self, rate_bytes_per_s: int, pace_bytes_per_s: int, now_ns: int) -> None:
+    def repace(self, rate_bytes_per_s: int, room_bytes_per_s: int, now_ns: int) -> None:
         """The link's pace changed, and the agent is told its part of it for all that it holds."""
         if self.leaves_ns > now_ns:
             self.leaves_ns = now_ns + (self.leaves_ns - now_ns) * self.rate_bytes_per_s // rate_bytes_per_s
         self.rate_bytes_per_s = self.slowest_bytes_per_s = rate_bytes_per_s
-        self.pace_then_bytes_per_s = pace_bytes_per_s
+        self.room_then_bytes_per_s = room_bytes_per_s
         self.account.repace(rate_bytes_per_s, now_ns)
 
     def reported(self, report: Report, now_ns: int) -> int:

@@ -8,7 +8,6 @@ from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import REPACE_DOWN, LinkGranter
 from proxyd.core.messages import LinkInfo
 from proxyd.core.shadow import ShadowLink
-from proxyd.core.sharing import binding_bytes_per_s
 
 
 def link_status(
@@ -93,7 +92,21 @@ def link_info(granter: LinkGranter, fallback: FallbackRates, now_ns: int) -> Lin
 
 
 def link_problem(granter: LinkGranter, now_ns: int) -> str:
-    """What must always hold on a link; "" when it does. Cheap enough to call after every event of a simulation."""
+    """What must always hold on a link; "" when it does. Cheap enough to call after every event of a simulation.
+
+    **Bytes**: what lanes hold is what the link counts, and fits the window.
+
+    **Rates**: whoever can be told something was told rates that sum to no more than the pace and what those who can't
+    (their session ended, or nothing is heard of them) may be sending leave of it. The latter may be more than all of a
+    pace that has fallen since; then the others were told to send next to nothing. A lane that is leaving counts no
+    more: its successor's start waits for it.
+
+    A rate counts from when it is said, not from when it is heard. So does the higher one of who gets what another
+    loses, and it is said later: in the same event, or in one after it. For a moment the link may then see both: as long
+    as the one who loses is further away than the one who gains, which is half the difference of two control round
+    trips. A sum over what each lane has heard would have to let that time pass before it gave anything away, and idle
+    the link at each hand-over among agents that are equally far.
+    """
     outstanding = 0
     for lane in granter.active_lanes:
         held = lane.account.outstanding_bytes
@@ -106,8 +119,16 @@ def link_problem(granter: LinkGranter, now_ns: int) -> str:
             f"{granter.link}: lanes hold {outstanding} bytes, {own.outstanding_bytes} are counted, "
             f"the window is {own.window_bytes}"
         )
-    rate, pace = binding_bytes_per_s(granter, now_ns), granter.pace_bytes_per_s(now_ns)
+    rate = stuck = 0
+    for lane in granter.active_lanes:
+        if lane.stuck:
+            stuck += lane.binding_rate(now_ns)
+        elif not lane.leaving:
+            rate += lane.account.binding_rate(now_ns)
+    pace = granter.pace_bytes_per_s(now_ns)
     # What is not worth a word to the agents (see REPACE_DOWN) may be above it meanwhile.
-    if rate > pace + pace // REPACE_DOWN * 2 and now_ns >= granter.reserves.settle_until_ns:
-        return f"{granter.link}: lanes may send {rate} bytes/s, the pace is {pace}"
+    if rate > max(0, pace - stuck) + pace // REPACE_DOWN * 2:
+        return (
+            f"{granter.link}: lanes may send {rate} bytes/s, the pace is {pace}, {stuck} of it can't be told anything"
+        )
     return ""

@@ -145,6 +145,6 @@ class OwnedLinks:
         for link in self:
             if problem := link_problem(link.granter, now_ns):
                 return problem
-            if link.fallback.sum_bytes_per_s > link.fallback.total_bytes_per_s:
-                return f"{link.granter.link}: fallback rates sum to {link.fallback.sum_bytes_per_s} bytes/s"
+            if problem := link.fallback.problem():
+                return f"{link.granter.link}: {problem}"
         return self.shared.audit(now_ns)

@@ -57,8 +57,9 @@ class Reserves:
         return sum(lane.reserve_bytes_per_s for lane in self._active.values() if lane.reserve_until_ns > now_ns)
 
     def keep(self, lane: Lane, rate_bytes_per_s: int, until_ns: int) -> None:
-        """A lane may go on at this rate until then."""
+        """A lane may go on at this rate until then: should it have been about to leave, it isn't any more."""
         lane.reserve_bytes_per_s, lane.reserve_until_ns = rate_bytes_per_s, until_ns
+        lane.leaving = lane.harmless = False
         self._active[lane.session] = lane
 
     def carried(self, lane: Lane, unsent_bytes: int, rate_bytes_per_s: int, now_ns: int) -> None:

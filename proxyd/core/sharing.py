@@ -164,7 +164,7 @@ def _need(granter: LinkGranter, now_ns: int) -> tuple[int, int]:
     """(what a link could use now, what agents that can't be told anything may be sending on it)."""
     stuck = tail = 0
     for lane in granter.active_lanes:
-        if lane.ended or lane.out_of_reach:
+        if lane.stuck:
             stuck += lane.binding_rate(now_ns)
         elif not lane.harmless:
             tail += lane.account.binding_rate(now_ns)

@@ -62,6 +62,13 @@ def check_coordinator(life: CoordinatorLife) -> None:
         raise Broken(f"{life.name}: {problem}")
 
 
+def check_reports(life: CoordinatorLife) -> None:
+    """What agents told it until now can be true: no account was charged with what another life had granted."""
+    for link in life.machine.links_status(life.host.now_ns):
+        if link.totals.clamped_reports:
+            raise Broken(f"{life.name}: {link.link}: {link.totals.clamped_reports} reports of the impossible")
+
+
 def check_end(world: World) -> None:
     """The faults are over, and so is the time to heal."""
     for message in world.messages.values():
@@ -105,6 +112,7 @@ def _check_idle(life: AgentLife) -> None:
 def _check_nothing_owed(life: CoordinatorLife) -> None:
     now_ns = life.host.now_ns
     status = life.machine.status(now_ns)
+    check_reports(life)
     living = {host.name for host in life.world.hosts.values()}
     if len(status.agents) != len(living) or {agent.agent for agent in status.agents} != living:
         raise Broken(f"{life.name}: sessions in the end: {[str(agent.agent) for agent in status.agents]}")
@@ -119,7 +127,5 @@ def _check_nothing_owed(life: CoordinatorLife) -> None:
                 f"{life.name}: {link.link}: {link.outstanding_bytes} bytes outstanding, {link.waiting} transfers wait "
                 f"in the end, at {now_ns / SECOND:.3f} s of its clock"
             )
-        if link.totals.clamped_reports:
-            raise Broken(f"{life.name}: {link.link}: {link.totals.clamped_reports} reports of the impossible")
         if link.window_violations:
             raise Broken(f"{life.name}: {link.link}: the window was exceeded {link.window_violations} times")

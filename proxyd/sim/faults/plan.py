@@ -30,7 +30,7 @@ FAULTS: dict[str, str] = {
     "flip_header": "a bit of a chunk's header is flipped",
     "flip_payload": "a bit of a chunk's payload is flipped",
     "flip_frame": "a bit of a control frame is flipped",
-    "stale_grant": "a grant of an earlier session is heard again",
+    "stale_grant": "a coordinator's grant or pace is heard when another life of it has spoken",
     "repeat_report": "a report reaches the coordinator twice",
     "lose_report": "a report never reaches the coordinator",
     "client_death": "a trainer's process ends",
@@ -43,6 +43,8 @@ PER_MESSAGE = frozenset(
     ("late", "flip_header", "flip_payload", "flip_frame", "stale_grant", "repeat_report", "lose_report")
 )
 """Faults that hit a message with some probability; the others happen at moments."""
+
+NEW_LIVES = frozenset(("coordinator_crash", "coordinator_twice"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,4 +130,7 @@ def draw(seed: int) -> Plan:
         if rng.random() < share:
             often = 10 ** rng.uniform(-3.0, -1.3) if name in PER_MESSAGE else 10 ** rng.uniform(-0.9, 0.3)
             faults.append((name, often))
+    drawn = {name for name, _ in faults}
+    if "stale_grant" in drawn and not drawn & NEW_LIVES:
+        faults.append((rng.choice(sorted(NEW_LIVES)), 1.0))  # else it would have nothing to say
     return Plan(seed, shape, rng.randint(1500, 4000) * MS, tuple(faults))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from proxyd.core import events as ev
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CloseSession, ToAgent
-from proxyd.core.messages import AgentMessage, Grant, Report, Welcome
+from proxyd.core.messages import AgentMessage, Grant, Pace, Report, Welcome
 from proxyd.runtime import translate
 from proxyd.sim.faults import invariants
 from proxyd.sim.faults.network import Connection
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from proxyd.sim.faults.world import World
 
 HELLO_TIMEOUT_NS = 3 * SECOND
-STALE_KEPT = 20
+WORDS_KEPT = 20
+LAST_WORDS_NS = 300 * MS
+"""So long after a new life's first word the old one's last grants and paces may still come."""
 
 
 class CoordinatorLife(Life):
@@ -70,6 +73,7 @@ class CoordinatorLife(Life):
     def end(self, *, tell: bool = True) -> None:
         """The process is gone."""
         self.die()
+        invariants.check_reports(self)
         for session in list(self.sessions.values()):
             session.connection.close(False, "the coordinator ended", tell=tell)
 
@@ -127,13 +131,19 @@ class ControlSession:
             self.dialling.tries = 0
             agent.host.epochs[address] = item.epoch
             agent.emit(ev.CoordinatorConnected(address, item))
+            self.dialling.late_words(self)
             return
         for message in translate.coordinator_messages(item) if self._coded else (item,):
             agent.emit(ev.CoordinatorSaid(address, message))
-            if isinstance(message, Grant):
-                self.dialling.heard(message)
+            if isinstance(message, Grant | Pace):
+                self.dialling.words.append(message)
             if (stale := self.dialling.stale(self)) is not None and self.world.hits("stale_grant"):
                 agent.emit(ev.CoordinatorSaid(address, stale))
+
+    def hear(self, message: Grant | Pace) -> None:
+        """A late word, as if it came by this session."""
+        if self.connection.dialler_open and self.agent.sessions.get(self.coordinator.address) is self:
+            self.agent.emit(ev.CoordinatorSaid(self.coordinator.address, message))
 
     def _no_welcome(self) -> None:
         if not self.welcomed and self.connection.dialler_open:
@@ -158,7 +168,8 @@ class Dialling:
         self.address = address
         self.tries = 0
         self._told = False
-        self._grants: list[tuple[int, Grant]] = []
+        self.words: deque[Grant | Pace] = deque(maxlen=WORDS_KEPT)
+        """The latest that were heard."""
 
     def soon(self) -> None:
         """Dial after the next pause."""
@@ -193,14 +204,18 @@ class Dialling:
             self._told = True
             self.agent.emit(ev.CoordinatorLost(self.address, reason))
 
-    def heard(self, grant: Grant) -> None:
-        """Keep some, to be heard again in a later session."""
-        if len(self._grants) < STALE_KEPT:
-            self._grants.append((grant.epoch, grant))
+    def late_words(self, session: ControlSession) -> None:
+        """A session begins: what an earlier life of its coordinator said last comes after it."""
+        world = self.agent.world
+        if session.welcome is None or world.calm or not world.plan.rate("stale_grant"):
+            return
+        for word in self.words:
+            if word.epoch != session.welcome.epoch:
+                world.clock.after(world.rng.randrange(LAST_WORDS_NS), self.agent.process, session.hear, word)
 
-    def stale(self, session: ControlSession) -> Grant | None:
-        """A grant of an earlier session; None: there is none, or its epoch is this session's."""
-        if not self._grants or session.welcome is None:
+    def stale(self, session: ControlSession) -> Grant | Pace | None:
+        """A word of an earlier life; None: there is none, or its epoch is this session's."""
+        if not self.words or session.welcome is None:
             return None
-        epoch, grant = self._grants[self.agent.world.rng.randrange(len(self._grants))]
-        return grant if epoch != session.welcome.epoch else None
+        word = self.words[self.agent.world.rng.randrange(len(self.words))]
+        return word if word.epoch != session.welcome.epoch else None
