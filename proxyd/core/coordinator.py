@@ -232,6 +232,10 @@ class CoordinatorMachine:
                 self._links.set_epoch(self.epoch)
         agent = message.agent
         before = self._session_of.get(agent)
+        for link in self._links.from_site(agent.site):
+            # Its sessions come and go, the agent goes on with what it was told.
+            held = 0 if before is None else link.fallback.may_hold(before)
+            link.fallback.carried(number, max(held, link.granter.reserves.agent_returned(agent)))
         if before is not None:
             self._end(before, now_ns, reserve=False)
             self._effects.append(CloseSession(before, f"agent {agent} has opened a newer session"))
@@ -247,8 +251,6 @@ class CoordinatorMachine:
         insort(self._members.setdefault(agent.site, []), number)
         self._know_site(agent.site)
         self._turns.join(agent.site)
-        for link in self._links.from_site(agent.site):
-            link.granter.reserves.agent_returned(agent)
         links = self._links.from_site(agent.site)
         infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
         config = self.config
@@ -292,7 +294,7 @@ class CoordinatorMachine:
         for link in self._links.from_site(session.agent.site):
             if link.shadow is not None:
                 link.shadow.session_ended(number, now_ns)
-            link.granter.session_ended(number, session.agent, link.fallback.of(number) if reserve else 0, now_ns)
+            link.granter.session_ended(number, session.agent, link.fallback.may_hold(number) if reserve else 0, now_ns)
             self._decide(link, now_ns)
         self._registry.session_lost(number, session.agent, now_ns, now_ns + self.config.absent_ns)
         self._wake(now_ns)
@@ -311,7 +313,8 @@ class CoordinatorMachine:
         granter.reserves.carried(lane, message.unsent_bytes, message.unsent_rate_bytes_per_s, now_ns)
         if self._takeover.settles(now_ns):
             link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
-            link.fallback.carried(session.number, message.fallback_bytes_per_s)
+        link.fallback.carried(session.number, message.fallback_bytes_per_s)
+        if self._takeover.settles(now_ns):
             total = link.fallback.total_bytes_per_s
             granter.reserves.returned(self._takeover.returned(session.agent, message, total))
         self._decide(link, now_ns)
@@ -365,6 +368,7 @@ class CoordinatorMachine:
             return
         reached = session.out_of_reach and not session.look(now_ns)
         for link in self._links.from_site(session.agent.site):
+            link.fallback.heard(session.number, echo.number)
             lane = link.granter.lanes.get(session.number)
             if lane is not None:
                 lane.control_rtt_ns = max(session.control_rtt_ns, self.config.control_rtt_ns)
@@ -513,7 +517,7 @@ class CoordinatorMachine:
             granter = link.granter
             link.fallback.rebase(self._links.shared.fallback_bytes_per_s(granter, now_ns))
             if now_ns >= granter.reserves.settle_until_ns:  # before that all have what an earlier life left them
-                link.fallback.share(members, granter.reserves.total_bytes_per_s(now_ns), keep=out_of_reach)
+                link.fallback.share(members, granter.reserves.total_bytes_per_s(now_ns), out_of_reach, beat=beat)
             if out_of_reach:
                 self._decide(link, now_ns)  # the others hear that there is less for them
         infos = tuple(link_info(link.granter, link.fallback, now_ns) for link in links)
@@ -527,7 +531,7 @@ class CoordinatorMachine:
         if not session.look(now_ns):
             return False
         for link in links:
-            link.granter.reserves.out_of_reach(self._lane(link, session), link.fallback.of(number), now_ns)
+            link.granter.reserves.out_of_reach(self._lane(link, session), link.fallback.may_hold(number), now_ns)
         return True
 
     def _tell_beat(

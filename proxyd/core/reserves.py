@@ -68,11 +68,14 @@ class Reserves:
             takes_ns = min(unsent_bytes * NANOS // rate_bytes_per_s, self._lease_ns)
             self.keep(lane, rate_bytes_per_s, now_ns + takes_ns)
 
-    def agent_returned(self, agent: AgentName) -> None:
-        """An agent has a session again: it sends under grants, so its reserve is free."""
+    def agent_returned(self, agent: AgentName) -> int:
+        """An agent has a session again: it sends under grants, so its reserve is free. Answers how much that was."""
+        free = 0
         for lane in self._active.values():
             if lane.ended and lane.agent == agent:
+                free = max(free, lane.reserve_bytes_per_s)
                 lane.reserve_until_ns = 0
+        return free
 
     def agent_seen(self, agent: AgentName, now_ns: int) -> None:
         """An agent without a session is alive: it goes on by itself."""

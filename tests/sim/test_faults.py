@@ -13,6 +13,7 @@ import pytest
 
 from proxyd.core.agent import AgentMachine
 from proxyd.core.asking import Asking
+from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.linkbook import LinkBook
 from proxyd.core.messages import Grant
@@ -122,6 +123,14 @@ def keeps_nothing_free(self: LinkGranter, pace: int, now_ns: int) -> None:
     self._room_bytes_per_s = pace
 
 
+def shares_what_others_keep(self: FallbackRates, sessions: Any, reserved: int = 0, keep: Any = (), **beat: int) -> None:
+    _share(self, sessions, 0, (), **beat)
+
+
+def takes_beats_for_heard(self: FallbackRates, session: int) -> int:
+    return self.of(session)
+
+
 def tells_out_of_order(self: AgentMachine, transfer: Any) -> None:
     incoming = self.receiver.transfers.get(transfer)
     if incoming is not None:
@@ -131,7 +140,7 @@ def tells_out_of_order(self: AgentMachine, transfer: Any) -> None:
 
 
 _granted, _chunk, _answer, _grant = Asking.granted, Receiver.chunk, Receiver._answer, Account.grant
-_allocated, _stopping = AgentMachine._allocated, AgentMachine._stopping
+_allocated, _stopping, _share = AgentMachine._allocated, AgentMachine._stopping, FallbackRates.share
 
 
 @pytest.mark.parametrize(
@@ -146,6 +155,8 @@ _allocated, _stopping = AgentMachine._allocated, AgentMachine._stopping
         (Incoming, "prefix_bytes", property(answers_prefix_of_all), 20),
         (Account, "grant", grants_twice_what_it_counts, 20),
         (LinkGranter, "_make_room", keeps_nothing_free, 120),
+        (FallbackRates, "share", shares_what_others_keep, 150),
+        (FallbackRates, "may_hold", takes_beats_for_heard, 150),
         (AgentMachine, "_allocated", tells_out_of_order, 100),
         (Memory, "resumed", asks_no_trainer_what_it_knows, 100),
         (AgentMachine, "_stopping", goes_on_when_told_to_stop, 100),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proxyd.core.ids import LinkName
+from proxyd.core.messages import Beat
 from proxyd.core.transfer import RecvState
 from proxyd.sim.faults.plan import SECOND
 from proxyd.sim.faults.trainers import Broken, Message
@@ -60,6 +62,28 @@ def check_coordinator(life: CoordinatorLife) -> None:
     """After each event of a coordinator's machine."""
     if problem := life.machine.audit(life.host.now_ns):
         raise Broken(f"{life.name}: {problem}")
+
+
+def fallback_rates(life: AgentLife) -> dict[LinkName, int]:
+    """What an agent may send by itself."""
+    return {link: book.fallback_rate_bytes_per_s for link, book in life.machine.sender.asking.links.items()}
+
+
+def check_raised(life: AgentLife, address: str, beat: Beat, before: dict[LinkName, int]) -> None:
+    """An agent has heard a beat: it isn't allowed more than before unless the others leave it, those that listen to the
+    same life of the coordinator, whatever they have heard of it until now. Where the total moves nothing follows from
+    what they were told under another one."""
+    if life.world.shape.live:
+        return
+    for info in beat.links:
+        rate = fallback_rates(life).get(info.link, 0)
+        if rate <= before.get(info.link, 0):
+            continue
+        lives = [host.life for host in life.world.hosts.values() if host.life is not None]
+        books = [book for one in lives if (book := one.machine.sender.asking.links.get(info.link)) is not None]
+        held = [b.fallback_rate_bytes_per_s for b in books if (b.coordinator, b.epoch) == (address, beat.epoch)]
+        if sum(held) > info.fallback_bytes_per_s:
+            raise Broken(f"{life.name}: {info.link}: raised to {rate}, {held} of {info.fallback_bytes_per_s} are held")
 
 
 def check_reports(life: CoordinatorLife) -> None:

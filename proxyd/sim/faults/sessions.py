@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from proxyd.core import events as ev
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.effects import CloseSession, ToAgent
-from proxyd.core.messages import AgentMessage, Grant, Pace, Report, Welcome
+from proxyd.core.messages import AgentMessage, Beat, Grant, Pace, Report, Welcome
 from proxyd.runtime import translate
 from proxyd.sim.faults import invariants
 from proxyd.sim.faults.network import Connection
@@ -134,7 +134,10 @@ class ControlSession:
             self.dialling.late_words(self)
             return
         for message in translate.coordinator_messages(item) if self._coded else (item,):
+            rates = invariants.fallback_rates(agent)
             agent.emit(ev.CoordinatorSaid(address, message))
+            if isinstance(message, Beat):
+                invariants.check_raised(agent, address, message, rates)
             if isinstance(message, Grant | Pace):
                 self.dialling.words.append(message)
             if (stale := self.dialling.stale(self)) is not None and self.world.hits("stale_grant"):

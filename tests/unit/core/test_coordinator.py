@@ -21,6 +21,7 @@ from proxyd.core.messages import (
     CancelRequest,
     Denied,
     Directory,
+    Echo,
     EndpointDown,
     EndpointUp,
     Grant,
@@ -53,16 +54,23 @@ class Desk:
         self.now_ns = SECOND
         self.said: dict[int, list[object]] = {}
         self.closed: dict[int, str] = {}
+        self.answers = False
+        """Whether agents answer its beats, at once."""
 
     def put(self, event: CoordinatorEvent) -> None:
+        beats: list[tuple[int, int]] = []
         for effect in self.machine.handle(event, self.now_ns):
             match effect:
                 case ToAgent(session, message):
                     assert session not in self.closed, f"{message} on a closed session"
                     self.said.setdefault(session, []).append(message)
+                    if self.answers and isinstance(message, Beat) and message.number:
+                        beats.append((session, message.number))
                 case CloseSession(session, reason):
                     self.closed[session] = reason
         assert self.machine.audit(self.now_ns) == ""
+        for session, number in beats:
+            self.say(session, Echo(number, 0))
 
     def open(self, session: int, site: str = "hami", name: str = "", incarnation: int = 0) -> None:
         agent = AgentName(site, name or f"host{session}")
@@ -346,6 +354,7 @@ def test_a_holder_that_hangs_frees_the_link_when_its_time_is_over_and_not_before
 
 def test_an_agent_out_of_reach_keeps_its_fallback_share_for_its_lease() -> None:
     desk = Desk()
+    desk.answers = True
     desk.open(1)
     desk.open(2)
     desk.advance(SECOND)

@@ -10,7 +10,7 @@ from proxyd.core.effects import CoordinatorEffect, ToAgent
 from proxyd.core.errors import ConfigError
 from proxyd.core.events import LocalTime, SessionClosed, SessionMessage, SessionOpened, TimePassed
 from proxyd.core.ids import AgentName, LinkName, TransferId
-from proxyd.core.messages import AgentHello, Beat, Grant, Pace, Report, Request
+from proxyd.core.messages import AgentHello, Beat, Echo, Grant, Pace, Report, Request
 from proxyd.core.policy import BottleneckSettings
 from proxyd.wire.envelope import TrafficClass
 
@@ -123,6 +123,7 @@ def test_fallback_rates_fit_into_the_line() -> None:
         for effect in one.handle(LocalTime(0), at_ns):
             if isinstance(effect, ToAgent) and isinstance(effect.message, Beat) and effect.session in (1, 2):
                 sums[effect.session] = sum(rate for _, rate in effect.message.fallback)
+                one.handle(SessionMessage(effect.session, Echo(effect.message.number, 0)), at_ns)
     assert 0.7 * RATE < sum(sums.values()) <= 0.8 * RATE
 
 
