@@ -325,9 +325,10 @@ class LinkGranter:
         return issued
 
     def _make_room(self, pace: int, now_ns: int) -> None:
-        """Find out what those leave of the pace who can't be told anything; next to nothing where that is all of it."""
+        """Find out what those leave of the pace who can't be told anything. Next to nothing where that is all of it: at
+        less than a 64th a chunk that was begun would hold its connection for minutes."""
         stuck = sum(lane.binding_rate(now_ns) for lane in self._active.values() if lane.stuck)
-        before, self._room_bytes_per_s = self._room_bytes_per_s, max(1, pace - stuck)
+        before, self._room_bytes_per_s = self._room_bytes_per_s, max(1, pace // REPACE_DOWN, pace - stuck)
         if abs(self._room_bytes_per_s - before) * REPACE_DOWN > before:
             self._room_changed = True
 

@@ -204,7 +204,9 @@ class Lane:
         account = self.account
         left_before = account.left_bytes
         settled = account.report(report, now_ns)
-        self.silent_until_ns = self._silences = 0
+        self._silences = 0
+        if not self.out_of_reach:
+            self.silent_until_ns = 0
         at_host = account.at_host_bytes
         if at_host <= 0 or not self.rate_bytes_per_s:
             self.leaves_ns = now_ns

@@ -69,7 +69,7 @@ def fallback_rates(life: AgentLife) -> dict[LinkName, int]:
     return {link: book.fallback_rate_bytes_per_s for link, book in life.machine.sender.asking.links.items()}
 
 
-def check_raised(life: AgentLife, address: str, beat: Beat, before: dict[LinkName, int]) -> None:
+def check_raised(life: AgentLife, coordinator: CoordinatorLife, beat: Beat, before: dict[LinkName, int]) -> None:
     """An agent has heard a beat: it isn't allowed more than before unless the others leave it, those that listen to the
     same life of the coordinator, whatever they have heard of it until now. Where the total moves nothing follows from
     what they were told under another one."""
@@ -80,8 +80,8 @@ def check_raised(life: AgentLife, address: str, beat: Beat, before: dict[LinkNam
         if rate <= before.get(info.link, 0):
             continue
         lives = [host.life for host in life.world.hosts.values() if host.life is not None]
-        books = [book for one in lives if (book := one.machine.sender.asking.links.get(info.link)) is not None]
-        held = [b.fallback_rate_bytes_per_s for b in books if (b.coordinator, b.epoch) == (address, beat.epoch)]
+        listening = [one for one in lives if one.dialling[coordinator.address].listens_to is coordinator]
+        held = [fallback_rates(one).get(info.link, 0) for one in listening]
         if sum(held) > info.fallback_bytes_per_s:
             raise Broken(f"{life.name}: {info.link}: raised to {rate}, {held} of {info.fallback_bytes_per_s} are held")
 

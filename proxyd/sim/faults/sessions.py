@@ -129,6 +129,7 @@ class ControlSession:
         if isinstance(item, Welcome):
             self.welcomed, self.welcome = True, item
             self.dialling.tries = 0
+            self.dialling.listens_to = self.coordinator
             agent.host.epochs[address] = item.epoch
             agent.emit(ev.CoordinatorConnected(address, item))
             self.dialling.late_words(self)
@@ -137,7 +138,7 @@ class ControlSession:
             rates = invariants.fallback_rates(agent)
             agent.emit(ev.CoordinatorSaid(address, message))
             if isinstance(message, Beat):
-                invariants.check_raised(agent, address, message, rates)
+                invariants.check_raised(agent, self.coordinator, message, rates)
             if isinstance(message, Grant | Pace):
                 self.dialling.words.append(message)
             if (stale := self.dialling.stale(self)) is not None and self.world.hits("stale_grant"):
@@ -170,6 +171,8 @@ class Dialling:
         self.agent = agent
         self.address = address
         self.tries = 0
+        self.listens_to: CoordinatorLife | None = None
+        """Whose Welcome came last."""
         self._told = False
         self.words: deque[Grant | Pace] = deque(maxlen=WORDS_KEPT)
         """The latest that were heard."""
