@@ -28,14 +28,18 @@ class Absent:
     def __init__(self, lease_ns: int) -> None:
         self._lease_ns = lease_ns
         self._alive_ns: dict[AgentName, int] = {}
+        self._incarnations: dict[AgentName, int] = {}
+        """Of the same ones."""
 
-    def lost(self, agent: AgentName, now_ns: int) -> None:
+    def lost(self, agent: AgentName, incarnation: int, now_ns: int) -> None:
         """Its session ended, and not because of what it said."""
         self._alive_ns[agent] = now_ns
+        self._incarnations[agent] = incarnation
 
-    def returned(self, agent: AgentName) -> None:
-        """It has a session again."""
+    def returned(self, agent: AgentName, incarnation: int) -> bool:
+        """It has a session again. Answers whether it was missing, and is in the same life as before."""
         self._alive_ns.pop(agent, None)
+        return self._incarnations.pop(agent, None) == incarnation
 
     def seen(self, agents: Iterable[AgentName], now_ns: int) -> list[AgentName]:
         """Somebody is connected with these; those of them that are missing, sorted."""
@@ -47,5 +51,5 @@ class Absent:
     def names(self, now_ns: int) -> tuple[AgentName, ...]:
         """Who is missing now, sorted; those that nobody sees are forgotten after a while."""
         for agent in [a for a, at_ns in self._alive_ns.items() if now_ns - at_ns >= FORGET_LEASES * self._lease_ns]:
-            del self._alive_ns[agent]
+            del self._alive_ns[agent], self._incarnations[agent]
         return tuple(sorted(self._alive_ns)[:MAX_ABSENT])

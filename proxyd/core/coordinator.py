@@ -232,14 +232,17 @@ class CoordinatorMachine:
                 self._links.set_epoch(self.epoch)
         agent = message.agent
         before = self._session_of.get(agent)
+        same = self._absent.returned(agent, message.incarnation)
+        if before is not None:
+            same = self._sessions[before].hello.incarnation == message.incarnation
         for link in self._links.from_site(agent.site):
-            # Its sessions come and go, the agent goes on with what it was told.
             held = 0 if before is None else link.fallback.may_hold(before)
-            link.fallback.carried(number, max(held, link.granter.reserves.agent_returned(agent)))
+            held = max(held, link.granter.reserves.agent_returned(agent))
+            # Sessions come and go, the agent goes on with what it was told, unless it was started anew.
+            link.fallback.carried(number, held if same else 0)
         if before is not None:
             self._end(before, now_ns, reserve=False)
             self._effects.append(CloseSession(before, f"agent {agent} has opened a newer session"))
-        self._absent.returned(agent)
         self._registry.agent_returned(agent, now_ns + self.config.lease_ns)
         self._wake(self._told_directory_ns + DIRECTORY_BATCH_NS)
         if message.epoch_seen not in (0, self.epoch) and not self._takeover.succeeds:
@@ -275,7 +278,7 @@ class CoordinatorMachine:
 
     def _closed(self, number: int, reason: str, now_ns: int) -> None:
         if number in self._sessions:
-            self._absent.lost(self._sessions[number].agent, now_ns)
+            self._absent.lost(self._sessions[number].agent, self._sessions[number].hello.incarnation, now_ns)
             self._end(number, now_ns, reserve=True)
 
     def _refuse(self, number: int, reason: str, now_ns: int) -> None:

@@ -85,7 +85,8 @@ class FallbackRates:
         :meth:`share`."""
         if rate_bytes_per_s > self.may_hold(session):
             self._held.setdefault(session, []).insert(0, (0, rate_bytes_per_s))
-        others = self.sum_bytes_per_s - self.of(session) + sum(self._kept.values())
+        may_hold = sum(self.may_hold(other) for other in self._held if other != session)
+        others = max(may_hold, self.sum_bytes_per_s - self.of(session) + sum(self._kept.values()))
         if (rate := max(0, min(rate_bytes_per_s, self.total_bytes_per_s - others))) > self.of(session):
             self._rates[session] = rate
             self._settled = None

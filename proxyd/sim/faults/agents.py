@@ -238,11 +238,13 @@ class AgentLife(Life):
     # -- trainers ------------------------------------------------------------------------------------------------
 
     def attached(self, trainer: Trainer) -> None:
-        """A trainer's hello is read."""
-        if trainer.alive and trainer.agent is self:
-            self.attached_trainers[trainer.endpoint] = trainer
-            age_ns = self.world.clock.now_ns - trainer.begun_ns if trainer.attached_before else 0
-            self.emit(ev.ClientAttached(trainer.endpoint, trainer.incarnation, trainer.past(), age_ns))
+        """A trainer's hello is read, should it have ended meanwhile or not: what it posted comes behind it."""
+        if trainer.alive and trainer.agent is not self:
+            return
+        self.attached_trainers[trainer.endpoint] = trainer
+        age_ns = self.world.clock.now_ns - trainer.begun_ns if trainer.attached_before else 0
+        self.emit(ev.ClientAttached(trainer.endpoint, trainer.incarnation, trainer.past(), age_ns))
+        if trainer.alive:
             trainer.go_on()
 
     def detached(self, trainer: Trainer, reason: str, orderly: bool) -> None:

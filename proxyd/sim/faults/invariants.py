@@ -71,8 +71,11 @@ def fallback_rates(life: AgentLife) -> dict[LinkName, int]:
 
 def check_raised(life: AgentLife, coordinator: CoordinatorLife, beat: Beat, before: dict[LinkName, int]) -> None:
     """An agent has heard a beat: it isn't allowed more than before unless the others leave it, those that listen to the
-    same life of the coordinator, whatever they have heard of it until now. Where the total moves nothing follows from
-    what they were told under another one."""
+    same life of the coordinator, whatever they have heard of it until now.
+
+    Who has heard no beat of it may hold what an earlier life left, and it may not know. Where the total moves nothing
+    follows from what they were told under another one.
+    """
     if life.world.shape.live:
         return
     for info in beat.links:

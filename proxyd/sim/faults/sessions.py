@@ -129,7 +129,6 @@ class ControlSession:
         if isinstance(item, Welcome):
             self.welcomed, self.welcome = True, item
             self.dialling.tries = 0
-            self.dialling.listens_to = self.coordinator
             agent.host.epochs[address] = item.epoch
             agent.emit(ev.CoordinatorConnected(address, item))
             self.dialling.late_words(self)
@@ -138,6 +137,8 @@ class ControlSession:
             rates = invariants.fallback_rates(agent)
             agent.emit(ev.CoordinatorSaid(address, message))
             if isinstance(message, Beat):
+                if message.number:
+                    self.dialling.listens_to = self.coordinator
                 invariants.check_raised(agent, self.coordinator, message, rates)
             if isinstance(message, Grant | Pace):
                 self.dialling.words.append(message)
@@ -172,7 +173,7 @@ class Dialling:
         self.address = address
         self.tries = 0
         self.listens_to: CoordinatorLife | None = None
-        """Whose Welcome came last."""
+        """Whose beat came last, of those that are for all."""
         self._told = False
         self.words: deque[Grant | Pace] = deque(maxlen=WORDS_KEPT)
         """The latest that were heard."""

@@ -49,9 +49,10 @@ class Desk:
     def say(self, session: int, message: AgentMessage) -> None:
         self.put(SessionMessage(session, message))
 
-    def open(self, session: int, host: int, epoch_seen: int = 0) -> None:
-        self.answering[session] = True
-        self.put(SessionOpened(session, AgentHello(AgentName("a", str(host)), session, "a:1", epoch_seen)))
+    def open(self, session: int, host: int, epoch_seen: int = 0, *, life: int = 0, answers: bool = True) -> None:
+        self.answering[session] = answers
+        hello = AgentHello(AgentName("a", str(host)), life or session, "a:1", epoch_seen)
+        self.put(SessionOpened(session, hello))
 
     def close(self, session: int) -> None:
         del self.answering[session]
@@ -87,7 +88,7 @@ class Desk:
 
     def fallback(self, session: int) -> int:
         beats = [m for to, m in self.said if to == session and isinstance(m, Beat)]
-        return dict(beats[-1].fallback)[LINK]
+        return dict(beats[-1].fallback).get(LINK, 0)
 
 
 @pytest.mark.parametrize("nbytes", [MIB // 2, 64 * MIB], ids=["all granted", "more to come"])
@@ -143,6 +144,36 @@ def test_a_lane_that_is_leaving_when_its_session_ends_may_go_on_all_the_same() -
     desk.close(2)
     desk.settle(1)
     assert desk.rate(1) == desk.pace - kept
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["lost before", "replaced"])
+def test_an_agent_with_a_new_session_counts_with_what_it_holds(closed: bool) -> None:
+    desk = Desk()
+    desk.open(1, 1, life=7)
+    desk.advance(500 * MS)
+    whole = desk.fallback(1)
+    if closed:
+        desk.close(1)
+    desk.open(2, 1, life=7, answers=False)
+    desk.answering.pop(1, None)
+    desk.open(3, 3)
+    desk.advance(300 * MS)
+    assert desk.fallback(3) == 0, "agent 1 has not answered yet: it may hold all"
+    desk.answering[2] = True
+    desk.advance(300 * MS)
+    assert [desk.fallback(session) for session in (2, 3)] == [whole // 2] * 2
+
+
+def test_an_agent_that_was_started_anew_holds_nothing() -> None:
+    desk = Desk()
+    desk.open(1, 1)
+    desk.advance(500 * MS)
+    whole = desk.fallback(1)
+    desk.open(3, 3)
+    desk.close(1)
+    desk.open(2, 1, answers=False)
+    desk.advance(300 * MS)
+    assert [desk.fallback(session) for session in (2, 3)] == [whole // 2] * 2
 
 
 def granter(*, live: bool) -> LinkGranter:
