@@ -115,8 +115,8 @@ class World:
     def start_coordinator(self, address: str) -> None:
         """A new life, at an address where there may still be an old one."""
         self._coordinator_lives += 1
-        # Epochs are taken from the wall clock, which may have been set back meanwhile. It counts nanoseconds: it doesn't
-        # show the same time twice, nor one that an earlier life has raised its epoch to.
+        # Epochs are taken from the wall clock, which may have been set back meanwhile. It counts nanoseconds: it shows
+        # no time twice, nor one that an earlier life has raised its epoch to.
         self._epoch += self.rng.choice((1, 1, 1, -3))
         epoch = self._epoch * 1000 + self._coordinator_lives * 37 % 1000
         process = Process(self, self.rng.randrange(1, 1000) * SECOND)
