@@ -8,6 +8,7 @@ jittered backoff, so that a restarted gateway isn't met by everybody in one inst
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import random
@@ -23,7 +24,7 @@ from proxyd.agent.tls_socket import Connection
 from proxyd.core.errors import ProxydError
 from proxyd.core.events import AgentEvent, PeerConnected, PeerDisconnected, PeerFrame, PeerUnreachable, SendProgress
 from proxyd.core.ids import AgentName, TransferId
-from proxyd.core.striping import stream_paces
+from proxyd.core.striping import Stripe, Stripes, stream_paces
 from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.logs import Throttle, fields
 from proxyd.wire import peer as wire
@@ -81,6 +82,7 @@ class PeerLink:
         """Frames that failed their checksum here, each the end of a connection."""
         self._incarnation = 0
         self._streams: list[SendStream] = []
+        self._stripes = Stripes()
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
         self._adding: asyncio.Task[None] | None = None
@@ -136,6 +138,8 @@ class PeerLink:
             if index >= len(streams):
                 break  # a stream failed under way, and the link went with it
             stream = streams[(self._turn + index) % len(streams)]
+            if stream.stripe.rests(time.monotonic_ns()):
+                continue
             stream.pump()
             if not stream.is_waiting:
                 break  # it took all there was
@@ -152,10 +156,12 @@ class PeerLink:
             for stream in self._streams:
                 stream.set_pace(0)
             return
-        windows_bytes = [stream.window_bytes for stream in self._streams]
-        for stream, share in zip(
-            self._streams, stream_paces(self._pace_bytes_per_s, windows_bytes, self._min_rtt_ns), strict=True
-        ):
+        now_ns = time.monotonic_ns()
+        working = [stream for stream in self._streams if not stream.stripe.rests(now_ns)] or self._streams
+        resting = sum(stream.stripe.speed for stream in self._streams if stream.stripe.rests(now_ns))
+        pace = max(self._pace_bytes_per_s - resting, self._pace_bytes_per_s // 2)
+        shares = stream_paces(pace, [stream.window_bytes for stream in working], self._min_rtt_ns)
+        for stream, share in zip(working, shares, strict=True):
             stream.set_pace(share)
 
     # -- connecting --------------------------------------------------------------------------------------------------
@@ -217,10 +223,12 @@ class PeerLink:
             self._emit(progress)
 
     def _add(self, sock: Connection) -> None:
-        self._streams.append(SendStream(sock, self._take_next, self._on_took, self._stream_ended))
+        stripe = Stripe()
+        take = functools.partial(self._take_next, stripe)
+        self._streams.append(SendStream(sock, stripe, take, self._on_took, self._stream_ended))
 
-    def _take_next(self) -> Outgoing | None:
-        return self._take(self.peer)
+    def _take_next(self, stripe: Stripe) -> Outgoing | None:
+        return None if stripe.rests(time.monotonic_ns()) else self._take(self.peer)
 
     def _on_took(self) -> None:
         self._start_polling()
@@ -370,6 +378,9 @@ class PeerLink:
                 srtt_ns.append(state.srtt_ns)
                 min_rtt_ns.append(state.min_rtt_ns)
                 stream.look(state, self._min_rtt_ns if self._live else 0, now_ns)
+                acked_bytes = stream.ledger.written_bytes - state.unacked_bytes
+                busy = state.unsent_bytes > 0 or stream.ledger.pending_bytes > 0
+                stream.stripe.seen(acked_bytes, stream.pace_bytes_per_s, busy=busy)
         except OSError as error:
             self._stream_ended(_words(error))
             return None
@@ -377,6 +388,7 @@ class PeerLink:
             return None
         self._min_rtt_ns = min((one for one in min_rtt_ns if one), default=0)
         if len(self._streams) > 1:
+            self._stripes.look([stream.stripe for stream in self._streams], self._min_rtt_ns, now_ns)
             self._share_pace()
         mean_rtt_ns = sum(srtt_ns) // len(srtt_ns)
         queue_ns = max(0, mean_rtt_ns - self._min_rtt_ns)

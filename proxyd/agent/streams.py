@@ -21,7 +21,7 @@ from proxyd.agent.ledger import StreamLedger
 from proxyd.agent.tcp import TcpState
 from proxyd.agent.tls_socket import Connection, held_bytes, most_held_bytes
 from proxyd.core.effects import Chunk
-from proxyd.core.striping import WindowKeeper, least_pace
+from proxyd.core.striping import Stripe, WindowKeeper, least_pace
 from proxyd.wire import peer as wire
 from proxyd.wire.codec import DamagedFrame, WireError
 from proxyd.wire.envelope import TransferId
@@ -49,6 +49,7 @@ class Outgoing(NamedTuple):
 class SendStream:
     """One outgoing data connection.
 
+    :param stripe: what is known of its speed.
     :param take: asked for the next chunk whenever the socket can take one; None: nothing now.
     :param took: told after a turn in which chunks were taken: the machine may have effects waiting.
     :param failed: told once, with the reason; the stream is closed then.
@@ -57,12 +58,14 @@ class SendStream:
     def __init__(
         self,
         sock: Connection,
+        stripe: Stripe,
         take: Callable[[], Outgoing | None],
         took: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.sock = sock
+        self.stripe = stripe
         self._take = take
         self._took = took
         self._has_taken = False

@@ -12,6 +12,12 @@ ceiling does by itself what HyStart is there for: slow start can't overshoot it.
 goes on, as far as the ceiling lets it. After losses the window is TCP's own, and stays so for a while: it is what holds
 the senders back while the estimate is wrong. And only where the rate is found from live transfers: what an operator
 says stays within TCP's windows.
+
+**A stripe that is slow all the same.** One path of several may be narrow, or one flow policed, with its window wide
+open: its ceiling would be wasted, and each chunk that it takes comes late by what it is slower than the others, which
+a message waits for. Nothing in its own state says so, only the others: while it never ran out of bytes to send, they
+got rid of four times as much for their ceilings. Such a stream rests. It takes no chunk for a while, its ceiling is
+the others', and then it is tried again, ever more seldom while it stays slow.
 """
 
 from __future__ import annotations
@@ -42,6 +48,78 @@ def least_pace(packet_bytes: int, highest_bytes_per_s: int) -> int:
     """The lowest ceiling (bytes/s) that a stream is given, of which the highest so far was that: a 32nd of it is enough
     of a brake, and a slow link must not be overrun."""
     return min(BURST_PACKETS * packet_bytes * NANOS // BURST_NS, highest_bytes_per_s // SLOWEST)
+
+
+LAG = 4
+"""A stream lags that carries less than such a part of what the others do, for its ceiling ..."""
+LAG_NS = 200_000_000
+LAG_RTTS = 4
+"""... for so long. Acknowledgements come a round trip late, and hosts are held up for some 20 ms."""
+REST_NS = NANOS
+MOST_REST_NS = 30 * NANOS
+"""How long it rests, doubling. A chunk of a slow stripe takes a second or so, and a path mends within minutes."""
+
+
+class Stripe:
+    """What is known of one stream's speed."""
+
+    __slots__ = ("_acked_bytes", "_busy", "_rest_ns", "_rests_until_ns", "_then_bytes", "pace_bytes_per_s", "speed")
+
+    def __init__(self) -> None:
+        self.pace_bytes_per_s = 0
+        self.speed = 0
+        """Bytes/s within the latest span."""
+        self._acked_bytes = self._then_bytes = 0
+        self._busy = False
+        self._rest_ns = REST_NS
+        self._rests_until_ns = 0
+
+    def seen(self, acked_bytes: int, pace_bytes_per_s: int, *, busy: bool) -> None:
+        """The kernel was read. ``busy``: bytes wait to be sent."""
+        self._acked_bytes, self.pace_bytes_per_s = acked_bytes, pace_bytes_per_s
+        self._busy = self._busy and busy
+
+    def rests(self, now_ns: int) -> bool:
+        """It should take no more chunks now."""
+        return now_ns < self._rests_until_ns
+
+    def _part(self) -> float:
+        return self.speed / max(1, self.pace_bytes_per_s)
+
+    def _judge(self, others: float, now_ns: int) -> None:
+        """``others``: what they got of their ceilings on average; with :meth:`_part` the same of this one."""
+        if not self._busy or others * LAG < 1:
+            return  # it, or they, may have had nothing to send
+        if self._part() * LAG < others:
+            if not self.rests(now_ns):
+                self._rests_until_ns = now_ns + self._rest_ns
+                self._rest_ns = min(2 * self._rest_ns, MOST_REST_NS)
+        else:
+            self._rest_ns, self._rests_until_ns = REST_NS, 0
+
+
+class Stripes:
+    """Looks at the streams to one peer together, once in a span."""
+
+    def __init__(self) -> None:
+        self._since_ns = 0
+
+    def look(self, stripes: Sequence[Stripe], rtt_ns: int, now_ns: int) -> bool:
+        """All were :meth:`Stripe.seen` now. True when a span has ended: who rests may have changed."""
+        span_ns = now_ns - self._since_ns
+        if span_ns < max(LAG_NS, LAG_RTTS * rtt_ns):
+            return False
+        self._since_ns = now_ns
+        for one in stripes:
+            one.speed = (one._acked_bytes - one._then_bytes) * NANOS // span_ns
+        working = [one for one in stripes if not one.rests(now_ns)]
+        for one in stripes:
+            others = [other._part() for other in working if other is not one]
+            if others:
+                one._judge(sum(others) / len(others), now_ns)
+        for one in stripes:
+            one._then_bytes, one._busy = one._acked_bytes, True
+        return True
 
 
 class WindowKeeper:

@@ -8,6 +8,7 @@
         proxy.flip(10_000, "up")                # one bit of the 10,000th byte from now on
         proxy.reset()                           # every connection ends with a reset; new ones work
         proxy.cut()                             # they end in order, and new ones are refused until heal()
+        proxy.slow(3, 100_000)                  # the fourth connection of those that stand carries so much a second
 
 "up" is from who dials to the target, "down" the other way.
 """
@@ -19,11 +20,16 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from typing import Literal
 
 Way = Literal["up", "down"]
 Ways = Literal["both", "up", "down"]
 PIECE_BYTES = 256 << 10
+TURN_S = 0.005
+"""A slow connection is served so often."""
+SLOW_BUFFER_BYTES = 16 << 10
+"""What the kernel keeps of a slow connection on our side: the rest has to wait where it comes from."""
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() sends RST
 
 
@@ -44,6 +50,20 @@ class _Pair:
     def __init__(self, dialler: socket.socket, server: socket.socket) -> None:
         self.sockets = (dialler, server)
         self.flows = (_Flow(dialler, server, "up"), _Flow(server, dialler, "down"))
+        self.bytes_per_s = 0
+        """What it carries up; 0: as much as comes."""
+        self.credit_bytes = 0.0
+        self.credited_s = 0.0
+
+    def may_read_bytes(self, flow: _Flow) -> int:
+        """At most so much now."""
+        return int(self.credit_bytes) if self.bytes_per_s and flow.way == "up" else PIECE_BYTES
+
+    def gain(self, now_s: float) -> None:
+        """Time has passed for a slow one. It saves up no more than two turns' worth."""
+        gained = (now_s - self.credited_s) * self.bytes_per_s
+        self.credit_bytes = min(self.credit_bytes + gained, 2 * TURN_S * self.bytes_per_s)
+        self.credited_s = now_s
 
 
 class FlakyProxy:
@@ -59,6 +79,7 @@ class FlakyProxy:
         self._stalled: set[Way] = set()
         self._flips: dict[Way, list[int]] = {"up": [], "down": []}
         self._pairs: list[_Pair] = []
+        self._slow: list[_Pair] = []
         self._closed = self._cut = False
         # A change by another thread acts on an epoll that is being waited for: nobody needs to be woken.
         self._selector = selectors.EpollSelector()
@@ -103,15 +124,29 @@ class FlakyProxy:
         with self._lock:
             self._end_all(reset=True)
 
+    def slow(self, number: int, bytes_per_s: int) -> None:
+        """Let one connection, by its place among those that stand in the order in which they were accepted, carry no
+        more than this up."""
+        with self._lock:
+            pair = self._pairs[number]
+            pair.bytes_per_s, pair.credited_s = bytes_per_s, time.monotonic()
+            pair.credit_bytes = TURN_S * bytes_per_s  # something to wake up for
+            pair.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
+            self._slow = [one for one in self._pairs if one.bytes_per_s]
+            self._watch(pair)
+
     def flip(self, after_bytes: int, way: Way) -> None:
         """Flip a bit of the byte that comes ``after_bytes`` after what has passed this way, over all connections."""
         with self._lock:
             self._flips[way] = sorted([*self._flips[way], self.passed[way] + after_bytes])
 
     def heal(self) -> None:
-        """End stalls and cuts; what was held goes on."""
+        """End stalls and cuts, slow ones are slow no more; what was held goes on."""
         with self._lock:
             self._cut = False
+            for pair in self._slow:
+                pair.bytes_per_s = 0
+            self._slow = []
             self._stalled.clear()
             self._watch_all()
 
@@ -152,7 +187,7 @@ class FlakyProxy:
             events = 0
             for flow in pair.flows:
                 if flow.way not in self._stalled:
-                    if flow.source is sock and not flow.held and not flow.ended:
+                    if flow.source is sock and not flow.held and not flow.ended and pair.may_read_bytes(flow):
                         events |= selectors.EVENT_READ
                     if flow.sink is sock and flow.held:
                         events |= selectors.EVENT_WRITE
@@ -167,13 +202,15 @@ class FlakyProxy:
         elif known:
             self._selector.unregister(sock)
 
-    def _pass(self, flow: _Flow) -> None:
+    def _pass(self, pair: _Pair, flow: _Flow) -> None:
         """Carry what there is. Raises OSError when the connection has ended."""
         if flow.way in self._stalled:
             return
         try:
-            if not flow.held and not flow.ended:
-                flow.held = self._tampered(flow.source.recv(PIECE_BYTES), flow.way)
+            most = pair.may_read_bytes(flow)
+            if not flow.held and not flow.ended and most:
+                flow.held = self._tampered(flow.source.recv(most), flow.way)
+                pair.credit_bytes -= len(flow.held) if pair.bytes_per_s and flow.way == "up" else 0
                 if not flow.held:
                     flow.ended = True
                     flow.sink.shutdown(socket.SHUT_WR)
@@ -196,7 +233,13 @@ class FlakyProxy:
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(TURN_S if self._slow else None)
+            with self._lock:
+                for pair in self._slow:
+                    if pair in self._pairs:
+                        pair.gain(time.monotonic())
+                        self._watch(pair)
+            for key, _ in ready:
                 with self._lock:
                     if key.data is None:
                         self._accept()
@@ -206,7 +249,7 @@ class FlakyProxy:
     def _serve(self, pair: _Pair) -> None:
         try:
             for flow in pair.flows:
-                self._pass(flow)
+                self._pass(pair, flow)
         except OSError:
             # One side was reset: so is the other.
             self._pairs.remove(pair)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -128,3 +129,30 @@ def test_a_cut_ends_and_refuses_until_it_is_healed(echo: FlakyProxy) -> None:
     echo.heal()
     with dial(echo) as sock:
         assert exchange(sock, b"b") == b"b"
+
+
+def test_one_connection_is_slow_and_the_others_are_not(echo: FlakyProxy) -> None:
+    with dial(echo) as slow, dial(echo) as other:
+        for sock in (slow, other):
+            sock.sendall(b"x")
+            assert sock.recv(1) == b"x"
+        echo.slow(0, 400_000)
+        begun_s = time.monotonic()
+        threading.Thread(target=slow.sendall, args=(bytes(200_000),), daemon=True).start()
+        other.sendall(bytes(100_000))
+        assert len(received(other, 100_000)) == 100_000
+        assert time.monotonic() - begun_s < 0.4
+        assert len(received(slow, 200_000)) == 200_000
+        assert 0.4 < time.monotonic() - begun_s < 2
+        echo.heal()
+        begun_s = time.monotonic()
+        slow.sendall(bytes(400_000))
+        assert len(received(slow, 400_000)) == 400_000
+        assert time.monotonic() - begun_s < 0.7
+
+
+def received(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes and (piece := sock.recv(1 << 16)):
+        data += piece
+    return data

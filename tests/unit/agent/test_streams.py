@@ -15,7 +15,7 @@ from proxyd.agent.arenas import Block
 from proxyd.agent.streams import WAKE_OF_BUFFER, Outgoing, ReceiveStream, SendStream
 from proxyd.core.effects import Chunk
 from proxyd.core.ids import TransferId
-from proxyd.core.striping import least_pace
+from proxyd.core.striping import Stripe, least_pace
 from proxyd.wire import peer as wire
 
 TRANSFER = TransferId(1, 1)
@@ -43,7 +43,8 @@ def test_a_stream_with_nothing_to_send_has_no_ceiling_until_it_writes(
     async def body() -> None:
         sock, other = pair
         chunks = [Outgoing(Chunk(TRANSFER, 0, 1000, True, False), memoryview(bytes(1000)))]
-        stream = SendStream(sock, lambda: chunks.pop() if chunks else None, lambda: None, lambda reason: None)
+        stripe = Stripe()
+        stream = SendStream(sock, stripe, lambda: chunks.pop() if chunks else None, lambda: None, lambda reason: None)
         stream.set_pace(50_000_000)
         assert ceiling(sock) == 50_000_000
         stream.look(tcp.read_tcp_state(sock), 60_000_000, 0)
@@ -61,7 +62,7 @@ def test_a_stream_with_nothing_to_send_has_no_ceiling_until_it_writes(
 def test_no_ceiling_is_so_low_that_the_kernel_waits_for_long(pair: tuple[socket.socket, socket.socket]) -> None:
     async def body() -> None:
         sock = pair[0]
-        stream = SendStream(sock, lambda: None, lambda: None, lambda reason: None)
+        stream = SendStream(sock, Stripe(), lambda: None, lambda: None, lambda reason: None)
         stream.set_pace(50_000_000)
         stream.set_pace(1)
         assert ceiling(sock) == least_pace(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), 50_000_000)

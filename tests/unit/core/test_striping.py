@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxyd.core.striping import CALM_RTTS, WindowKeeper, least_pace, stream_paces
+from proxyd.core.striping import CALM_RTTS, Stripe, Stripes, WindowKeeper, least_pace, stream_paces
 
-RTT_NS = 60_000_000
+MS = 1_000_000
+RTT_NS = 60 * MS
 
 
 def test_a_fresh_stream_gets_what_slow_start_can_use() -> None:
@@ -68,3 +69,61 @@ def test_after_losses_a_window_is_left_alone_for_a_while(harm: dict[str, int | b
     assert not reopens(keeper, 0, **harm)
     assert not reopens(keeper, (CALM_RTTS - 1) * RTT_NS, **again)
     assert reopens(keeper, CALM_RTTS * RTT_NS, **again)
+
+
+# ------------------------------------------------------------------------------------------- a stripe that is slow
+
+
+class Path:
+    """Streams that carry so much each, at equal ceilings."""
+
+    def __init__(self, *rates: int) -> None:
+        self.rates = list(rates)
+        self.stripes = [Stripe() for _ in rates]
+        self.acked = [0.0 for _ in rates]
+        self.together = Stripes()
+        self.now_ns = 0
+
+    def go_on(self, for_ns: int, *, busy: bool = True) -> list[int]:
+        """Who rests at its end. Streams that keep up with their ceilings have nothing waiting now and then."""
+        for _ in range(for_ns // (5 * MS)):
+            self.now_ns += 5 * MS
+            for number, (stripe, rate) in enumerate(zip(self.stripes, self.rates, strict=True)):
+                takes = busy and not stripe.rests(self.now_ns)
+                self.acked[number] += rate * 0.005 if takes else 0
+                stripe.seen(int(self.acked[number]), 1_000_000, busy=takes and 0 < rate < 900_000)
+            self.together.look(self.stripes, 60 * MS, self.now_ns)
+        return [number for number, stripe in enumerate(self.stripes) if stripe.rests(self.now_ns)]
+
+
+def test_a_stripe_at_a_tenth_rests_and_is_tried_again_ever_more_seldom() -> None:
+    path = Path(1_000_000, 100_000, 1_000_000, 1_000_000)
+    assert path.go_on(1_000 * MS) == [1]
+    tried = 0
+    for _ in range(200):
+        tried += path.go_on(100 * MS) == []
+    assert 3 <= tried / 4 <= 7, "for some 0.3 to 0.5 s after 1, 2, 4, 8 s"
+    path.rates[1] = 1_000_000
+    path.go_on(31_000 * MS)
+    assert path.go_on(2_000 * MS) == [], "it has mended"
+
+
+def test_a_slow_path_makes_nobody_rest() -> None:
+    path = Path(100_000, 80_000, 120_000, 60_000)
+    assert path.go_on(3_000 * MS) == []
+
+
+def test_who_alone_has_something_left_does_not_lag() -> None:
+    path = Path(1_000_000, 600_000)
+    assert path.go_on(500 * MS) == []
+    path.rates[0] = 0  # it has nothing to send any more
+    assert path.go_on(3_000 * MS) == []
+
+
+def test_a_stripe_whose_ceiling_is_low_may_carry_little() -> None:
+    stripes, together = [Stripe(), Stripe()], Stripes()
+    for step in range(1, 400):
+        stripes[0].seen(step * 50_000, 10_000_000, busy=False)
+        stripes[1].seen(step * 4_000, 1_000_000, busy=True)  # its window is small
+        together.look(stripes, 60 * MS, step * 5 * MS)
+        assert not any(stripe.rests(step * 5 * MS) for stripe in stripes)
