@@ -76,6 +76,11 @@ class Identity(NamedTuple):
     job: str
     rank: int
     incarnation: int
+    token: bytes = b""
+    """What it proves to the agent; empty: what the file of PROXYD_TOKEN_FILE holds, read at each connection."""
+
+    def __repr__(self) -> str:
+        return f"<Identity {self.job}/{self.rank} {self.incarnation:016x}>"  # never the token
 
 
 class Session(NamedTuple):
@@ -125,8 +130,16 @@ def parse_address(text: str | None) -> Address:
     return Address(text)
 
 
+def token_of(given: str | bytes) -> bytes:
+    """A token that the caller holds, as the agent reads it from its file: without surrounding white space."""
+    token = (given.encode() if isinstance(given, str) else bytes(given)).strip()
+    if not token:
+        raise ArgumentError("token is empty", next_step=f"Leave it out to use {TOKEN_FILE_ENV}, or none at all")
+    return token
+
+
 def read_token() -> bytes:
-    """The shared token, from the file that PROXYD_TOKEN_FILE names; empty when it names none. Never logged."""
+    """The trainer's token, from the file that PROXYD_TOKEN_FILE names; empty when it names none. Never logged."""
     path = os.environ.get(TOKEN_FILE_ENV)
     if not path:
         return b""
@@ -148,7 +161,7 @@ def establish(address: Address, identity: Identity, timeout_s: float) -> Session
     """
     if timeout_s < 0:
         raise ArgumentError(f"timeout_s {timeout_s} is negative")
-    token = read_token()
+    token = identity.token or read_token()
     started = time.monotonic()
     deadline = started + timeout_s
     said_so = False
@@ -266,7 +279,7 @@ def _shake_hands(
         incarnation=identity.incarnation,
         pid=os.getpid(),
         nonce=nonce,
-        mac=hello_mac(token, challenge.nonce, nonce, *identity),
+        mac=hello_mac(token, challenge.nonce, nonce, identity.job, identity.rank, identity.incarnation),
         shared_memory=address.shared_memory,
         resumes=come_back.resumes,
         age_ns=come_back.age_ns,
@@ -290,8 +303,8 @@ def _shake_hands(
     expected = welcome_mac(token, challenge.nonce, nonce, answer.site, answer.agent_name)
     if token and not address.shared_memory and not macs_are_equal(expected, answer.mac):
         raise ConfigError(
-            f"whoever listens at {address} doesn't hold this job's token",
-            next_step=f"Give agent and trainer the same token ({TOKEN_FILE_ENV})",
+            f"whoever listens at {address} doesn't hold this trainer's token",
+            next_step=f"Give agent and trainer the same token ({TOKEN_FILE_ENV}, or connect(token=...))",
         )
     sock.setblocking(False)
     return Session(sock, answer, reader.decoder, reader.fds)

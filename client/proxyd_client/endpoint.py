@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, cast
 from proxyd.wire.client import AnnounceSend
 from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, MAX_TRANSFER_BYTES, TrafficClass
 from proxyd_client.buffers import payload_of
-from proxyd_client.dial import Identity, parse_address
+from proxyd_client.dial import Identity, parse_address, token_of
 from proxyd_client.errors import ArgumentError
 from proxyd_client.handle import Handle, Operation
 from proxyd_client.message import Message
@@ -244,12 +244,21 @@ class Endpoint:
         return f"<Endpoint {self.job}/{self.rank} at {self._session.address}>"
 
 
-def connect(job: str, rank: int, *, socket: str | os.PathLike[str] | None = None, timeout_s: float = 10.0) -> Endpoint:
+def connect(
+    job: str,
+    rank: int,
+    *,
+    socket: str | os.PathLike[str] | None = None,
+    token: str | bytes | None = None,
+    timeout_s: float = 10.0,
+) -> Endpoint:
     """Register this process as ``job/rank`` with its agent.
 
     :param job: name of the training job; endpoints reach each other within one job.
     :param rank: global rank in it. The newest process of a rank wins; an older one gets ClosedError.
     :param socket: the agent's Unix socket, or ``tcp://host:port``; default: PROXYD_SOCKET, then /run/proxyd/agent.sock.
+    :param token: the secret that this trainer proves: its job's, where the agent asks for one, else (over TCP) the
+        site's. Default: what the file holds that PROXYD_TOKEN_FILE names. It is proven, never sent.
     :param timeout_s: how long to wait for an agent that isn't there (yet).
     :raises ConfigError: what waiting can't mend: path too long, no permission, not a socket, wrong token.
     :raises AgentUnavailable: no agent answered in time.
@@ -257,7 +266,7 @@ def connect(job: str, rank: int, *, socket: str | os.PathLike[str] | None = None
     if not 0 < len(os.fsencode(job)) <= MAX_JOB_BYTES:
         raise ArgumentError(f"job must be a name of 1 to {MAX_JOB_BYTES} bytes, got {job!r}")
     incarnation = int.from_bytes(os.urandom(8), "little") or 1  # not `secrets`: its import costs 10 ms
-    identity = Identity(job, _rank("rank", rank), incarnation)
+    identity = Identity(job, _rank("rank", rank), incarnation, b"" if token is None else token_of(token))
     path = None if socket is None else os.fspath(socket)
     return Endpoint(Session(parse_address(path), identity, timeout_s), job, identity.rank)
 

@@ -118,6 +118,8 @@ class ClientSession:
         self._payload: tuple[int, Block | None, int] | None = None
         self._past_sequences = 0
         self._challenge = secrets.token_bytes(NONCE_BYTES)
+        self._token = b""
+        """What the hello has proven, and the welcome proves."""
         self._decoder = wire.Decoder(allow_payload=not shared_memory)
         self._outbox = Outbox(sock, self._on_broken)
         self._hello_timer: asyncio.TimerHandle | None = self._loop.call_later(HELLO_S, self._on_silent)
@@ -306,11 +308,11 @@ class ClientSession:
             return ErrorCode.PROTOCOL, f"the agent {way}, and the client asked for the other way"
         if not hello.job or hello.incarnation == 0:
             return ErrorCode.PROTOCOL, "the hello names no job or no incarnation"
-        token = self._hub.token
-        if not self.shared_memory and token:
-            mac = wire.hello_mac(token, self._challenge, hello.nonce, hello.job, hello.rank, hello.incarnation)
-            if not secrets.compare_digest(mac, hello.mac):
-                return ErrorCode.REFUSED, "the client's token is missing or another one; set PROXYD_TOKEN_FILE"
+        verdict = self._hub.proofs.judge(hello, self._challenge, local=self.shared_memory)
+        if verdict.refusal:
+            self._hub.count_failed_proof(verdict.proof)
+            return ErrorCode.REFUSED, verdict.refusal
+        self._token = verdict.token
         return None
 
     def _on_past(self, past: list[Past], frame: wire.Frame) -> None:
@@ -344,7 +346,7 @@ class ClientSession:
         self.memory = memory
         self.endpoint = EndpointName(hello.job, hello.rank)
         self.incarnation = hello.incarnation
-        mac = wire.welcome_mac(self._hub.token, self._challenge, hello.nonce, site, agent)
+        mac = wire.welcome_mac(self._token, self._challenge, hello.nonce, site, agent)
         frame = wire.Welcome(
             site=site,
             agent_name=agent,

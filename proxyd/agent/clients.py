@@ -17,6 +17,7 @@ from proxyd.agent.arenas import Arena, Block
 from proxyd.agent.client_session import ClientSession, Incoming
 from proxyd.agent.handshake import Identity
 from proxyd.agent.memory import EndpointMemory, MemoryBudget, MemoryLimitError
+from proxyd.agent.trainer_proofs import TrainerProofs
 from proxyd.core.effects import (
     AllocateBlock,
     CloseClient,
@@ -112,6 +113,8 @@ class ClientHub:
         max_sends: int = MAX_SENDS,
     ) -> None:
         self._me = me
+        self.proofs = TrainerProofs(me.token)
+        """What a hello must prove."""
         self._arena_bytes = arena_bytes
         self._linger_ns = linger_ns
         self._reconnect_ns = reconnect_ns
@@ -135,10 +138,9 @@ class ClientHub:
         self._short: set[EndpointName] = set()
         """Endpoints that were denied a block: told when memory becomes free."""
 
-    @property
-    def token(self) -> bytes:
-        """The shared secret; empty: none."""
-        return self._me.token
+    def count_failed_proof(self, proof: str) -> None:
+        """A trainer could not prove who it is."""
+        self._me.refusals.add("client", proof)
 
     @property
     def memory_limit_bytes(self) -> int:

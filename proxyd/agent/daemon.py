@@ -22,6 +22,7 @@ from proxyd.agent.local import ClientListener, client_limit, listen_unix
 from proxyd.agent.memory import IDLE_NS
 from proxyd.agent.session import CoordinatorSessions
 from proxyd.agent.streams import Outgoing
+from proxyd.agent.trainer_proofs import TrainerProofs
 from proxyd.core.agent import AgentConfig, AgentMachine, PathState
 from proxyd.core.effects import AgentEffect
 from proxyd.core.errors import ConfigError
@@ -55,14 +56,26 @@ def run(config: conf.Config, ready_fd: int | None = None, path: str | None = Non
     :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
     :param path: the file that ``config`` is from: SIGHUP makes it be read again.
     """
-    reload = None if path is None else AgentReloader(config, path).reload
+    reloader = None if path is None else AgentReloader(config, path)
     section = config.require_agent()
     token = conf.read_token(section.token_file) or b""
-    return run_daemon(lambda stop: _serve(section, token, ready_fd, stop), reload)
+    proofs = trainer_proofs(config, token)
+
+    async def serve(stop: Stop) -> None:
+        agent = Agent(section, token, stop, proofs)
+        if reloader is not None:
+            reloader.apply = agent.reconfigure
+        await _serve(agent, section, ready_fd, stop)
+
+    return run_daemon(serve, None if reloader is None else reloader.reload)
 
 
-async def _serve(section: conf.AgentConfig, token: bytes, ready_fd: int | None, stop: Stop) -> None:
-    agent = Agent(section, token, stop)
+def trainer_proofs(config: conf.Config, token: bytes) -> TrainerProofs:
+    """What trainers must prove, by the configuration. Raises ConfigError for a job's token that can't be read."""
+    return TrainerProofs(token, conf.read_job_tokens(config.jobs), config.require_agent().jobs == "proven")
+
+
+async def _serve(agent: Agent, section: conf.AgentConfig, ready_fd: int | None, stop: Stop) -> None:
     notifier = Notifier()
     try:
         await agent.start()
@@ -83,7 +96,9 @@ class Agent:
     """One agent on the running loop. The constructor listens (and raises ListenError); nothing is accepted before
     :meth:`start`."""
 
-    def __init__(self, section: conf.AgentConfig, token: bytes, stop: Stop) -> None:
+    def __init__(
+        self, section: conf.AgentConfig, token: bytes, stop: Stop, proofs: TrainerProofs | None = None
+    ) -> None:
         self._section = section
         self.name = AgentName(section.site, section.name)
         self._tls = agent_tls(section.tls, section.site, section.name)
@@ -136,6 +151,8 @@ class Agent:
             max_clients=section.max_clients or client_limit(Descriptors.here().limit),
             max_sends=section.sends,
         )
+        if proofs is not None:
+            self.hub.proofs = proofs
         self.sessions = CoordinatorSessions(
             section.coordinators,
             lambda: AgentHello(self.name, me.incarnation, str(self.data_address)),
@@ -150,6 +167,14 @@ class Agent:
         self._listeners: list[ClientListener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
+
+    def reconfigure(self, config: conf.Config) -> str:
+        """Take on what a file that was read again changes here, see :attr:`AgentReloader.apply`."""
+        proofs = trainer_proofs(config, self._me.token)
+        if proofs == self.hub.proofs:
+            return ""
+        self.hub.proofs = proofs
+        return "what trainers must prove"
 
     def emit(self, event: AgentEvent) -> None:
         """Feed the machine."""

@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.section)
     if args.here:
         _check_tls(config)
-    for token_file in token_files(config):
+    for token_file, job in token_files(config):
         if os.path.exists(token_file) or args.here:
-            read_token(token_file)
+            read_token(token_file, job)
         else:
             print(
                 f"proxyd: note: token_file {token_file} is not on this host; a daemon here would refuse to start",

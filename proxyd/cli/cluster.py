@@ -140,7 +140,7 @@ class Cluster:
         coordinator is told nothing. Every coordinator is told of all of them, and takes those that it owns.
     :param coordinators: name -> ``owns``, in the order in which the agents are configured with them.
     :param coordinator_hosts: name -> ``(site, number)`` of the WAN's host that a coordinator runs on; only one on each.
-    :param coordinator_extra: more TOML for each coordinator's file, like ``[[job]]`` tables.
+    :param coordinator_extra, agent_extra: more TOML for each of their files, like ``[[job]]`` tables.
     :param wan: the emulated WAN whose hosts carry the agents; None: everything on 127.0.0.1.
     :param agent, coordinator: more keys for each ``[agent]`` and ``[coordinator]`` section.
     :param each_agent: the same for single agents, by ``(site, number)``; they replace any other.
@@ -155,6 +155,7 @@ class Cluster:
         coordinators: Mapping[str, Sequence[str]] | None = None,
         coordinator_hosts: Mapping[str, tuple[str, int]] | None = None,
         coordinator_extra: str = "",
+        agent_extra: str = "",
         wan: Wan | None = None,
         agent: Mapping[str, object] | None = None,
         each_agent: Mapping[tuple[str, int], Mapping[str, object]] | None = None,
@@ -169,6 +170,7 @@ class Cluster:
         self.links |= dict(links or {})
         self._coordinator_hosts = dict(coordinator_hosts or {})
         self._coordinator_extra = coordinator_extra
+        self._agent_extra = agent_extra
         self._wan = wan
         self._agent_settings = dict(agent or {})
         self._each_agent = dict(each_agent or {})
@@ -393,7 +395,7 @@ class Cluster:
             **self._agent_settings,
             **self._each_agent.get((site, number), {}),
         }
-        config = ["[agent]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+        config = ["[agent]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items()), self._agent_extra]
         process, ready_fd, log_path, url = self._spawn("agent", name, config, host)
         return AgentMember(f"agent {name}", process, log_path, url, {}, ready_fd, site=site, name=name, socket=path)
 

@@ -10,11 +10,12 @@ The verdict of :func:`load_config` needs nothing of this host; what does (is the
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, model_validator
@@ -65,6 +66,8 @@ from proxyd.runtime.toml_lines import key_lines
 MAX_FILE_BYTES = 1 << 20
 MIN_TOKEN_BYTES = 16
 MAX_TOKEN_BYTES = 4096
+
+_log = logging.getLogger("proxyd.config")
 
 
 def _metrics_address(text: str) -> Address | None:
@@ -123,6 +126,8 @@ class AgentConfig(Section):
     resolve_timeout: DurationText = "10s"
     linger: DurationOrZeroText = "5s"
     fallback_percent: FallbackConfig = FallbackConfig()
+    jobs: Literal["any", "proven"] = "any"
+    """Whose trainers may attach: any, or those of jobs with a token of their own only."""
     strangers: Places = STRANGERS
     clients: ClientLimit = "auto"
     sends: Places = 16384
@@ -455,6 +460,9 @@ def _cross_checks(
                 f" anybody could use it. Set token_file (openssl rand -hex 32 > FILE; the same on every host),{tls}"
                 " or listen on 127.0.0.1",
             )
+    if config.agent is not None and config.agent.jobs == "proven" and not any(job.token_file for job in config.jobs):
+        text = "no [[job]] has a token_file, so that no trainer could attach: add some, or leave jobs out"
+        add(("agent", "jobs"), f'[agent] jobs = "proven": {text}')
     for path, text in policy_problems(config.links, config.jobs, config.classes, config.bottlenecks, lines):
         add(path, text)
     return problems
@@ -467,7 +475,8 @@ def _listeners(config: Config) -> list[tuple[str, str, Address, bool]]:
         proofs = agent.token_file is not None or agent.tls is not None
         found.append(("agent", "data_listen", agent.data_listen_address, proofs))
         # Trainers speak no TLS.
-        found.append(("agent", "gateway_listen", agent.gateway_listen_address, agent.token_file is not None))
+        trainers = agent.token_file is not None or agent.jobs == "proven"
+        found.append(("agent", "gateway_listen", agent.gateway_listen_address, trainers))
         found.append(("agent", "metrics", agent.metrics_address, proofs))
     if (coordinator := config.coordinator) is not None:
         proofs = coordinator.token_file is not None or coordinator.tls is not None
@@ -476,36 +485,51 @@ def _listeners(config: Config) -> list[tuple[str, str, Address, bool]]:
     return [(table, key, address, proofs) for table, key, address, proofs in found if address is not None]
 
 
-def read_token(token_file: str | None) -> bytes | None:
+def read_token(token_file: str | None, whose: str = "") -> bytes | None:
     """The shared secret in *token_file* without surrounding white space; None when no file is configured.
 
+    :param whose: a job's name, for messages; "": the site's.
     :raises ConfigError: unreadable, shorter than 16 bytes or longer than 4096, or writable by everybody. The message
         never holds the content.
     """
     if token_file is None:
         return None
+    what = f"token_file {token_file}" + (f" of job {whose}" if whose else "")
+    where = "its trainers" if whose else "every host"
     try:
         with open(token_file, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             token = file.read(MAX_TOKEN_BYTES + 1).strip()
     except OSError as error:
         raise ConfigError(
-            f"cannot read token_file {token_file}",
+            f"cannot read {what}",
             why=error.strerror or str(error),
-            next_step=f"Make one with: openssl rand -hex 32 > {token_file}; the same content on every host",
+            next_step=f"Make one with: openssl rand -hex 32 > {token_file}; the same content for {where}",
         ) from error
     if mode & 0o002:
-        raise ConfigError(f"token_file {token_file} can be written by everybody", next_step=f"chmod 600 {token_file}")
+        raise ConfigError(f"{what} can be written by everybody", next_step=f"chmod o-w {token_file}")
+    if whose and mode & 0o004:
+        # No refusal: secrets that Kubernetes mounts look like that, in a directory of the pod's own.
+        _log.warning("%s can be read by every user of this host, who may then speak for it; chmod o-r it", what)
     if not MIN_TOKEN_BYTES <= len(token) <= MAX_TOKEN_BYTES:
         raise ConfigError(
-            f"token_file {token_file} holds {len(token)} bytes",
+            f"{what} holds {len(token)} bytes",
             why=f"a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES}",
             next_step=f"Make one with: openssl rand -hex 32 > {token_file}",
         )
     return token
 
 
-def token_files(config: Config) -> list[str]:
-    """The token files that the configuration names, each once."""
+def read_job_tokens(jobs: Iterable[JobConfig]) -> dict[str, bytes]:
+    """The tokens of those jobs that have one, by job. Raises ConfigError as :func:`read_token` does."""
+    tokens = {job.name: read_token(job.token_file, job.name) for job in jobs}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def token_files(config: Config) -> list[tuple[str, str]]:
+    """The token files that daemons will read, each once, and of which job it is ("": the site's)."""
     sections = (section for section in (config.agent, config.coordinator) if section is not None)
-    return sorted({section.token_file for section in sections if section.token_file is not None})
+    found = [(section.token_file, "") for section in sections]
+    if config.agent is not None:
+        found += [(job.token_file, job.name) for job in config.jobs]
+    return sorted({(token_file, job) for token_file, job in found if token_file is not None})

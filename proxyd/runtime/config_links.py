@@ -1,8 +1,8 @@
 """``[[link]]``, ``[[job]]``, ``[[class]]`` and ``[[bottleneck]]``: what a coordinator is told of lines and of sharing.
 
-Read by the coordinator alone. What one table can see by itself is checked in its model, so that the finding has the
-line of its key; what only several together show (floors and capacities, windows that overlap) in
-:func:`policy_problems`.
+Read by the coordinator; of ``[[job]]`` an agent reads ``token_file``, and nothing else of these. What one table can see
+by itself is checked in its model, so that the finding has the line of its key; what only several together show (floors
+and capacities, windows that overlap) in :func:`policy_problems`.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ class JobConfig(Section):
     """Those that it may use; none: all."""
     classes: ClassTexts = ()
     """Those that it may use; none: all."""
+    token_file: StrictStr | None = None
+    """For agents: what its trainers must prove. None: nothing of their own."""
 
     @property
     def floor_bytes_per_s(self) -> int:

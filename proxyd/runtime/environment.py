@@ -20,7 +20,7 @@ KNOWN: dict[str, str] = {
     "PROXYD_NAME": "[agent] name, for images that share one file",
     "PROXYD_SITE": "[agent] site",
     "PROXYD_SOCKET": "the agent's Unix socket: [agent] socket, and what a trainer connects to",
-    "PROXYD_TOKEN_FILE": "token_file of [agent] and [coordinator], and of a trainer that uses an agent over TCP",
+    "PROXYD_TOKEN_FILE": "token_file of [agent] and [coordinator]; the token that a trainer proves",
 }
 
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"

@@ -14,6 +14,7 @@ PROOFS = (
     "certificate_foreign",
     "certificate_missing",
     "certificate_name",
+    "job_token",
     "tls",
     "token",
 )

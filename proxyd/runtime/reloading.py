@@ -4,7 +4,7 @@ nothing, and the log says so with the line. What a daemon applies beyond the log
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from pydantic import BaseModel
 
@@ -28,15 +28,22 @@ def follow_log_settings(before: Config, after: Config) -> bool:
     return True
 
 
+AGENT_APPLIES = frozenset({"jobs"})
+"""Keys of ``[agent]`` that a reload applies; ``[log]`` and the jobs' tokens besides."""
+
+
 class AgentReloader:
-    """An agent's file. Level and format of the log follow it; everything else is fixed while the agent runs, because
-    trainers' memory, listeners and peers' connections were made by it.
+    """An agent's file. The log follows it, and so does what trainers must prove; everything else is fixed while the
+    agent runs, because trainers' memory, listeners and peers' connections were made by it.
 
     :param config: as it was read at start.
     :param path: the file.
     """
 
     def __init__(self, config: Config, path: str) -> None:
+        self.apply: Callable[[Config], str] = lambda _: ""
+        """The agent's part: takes on what it can and answers what that was, in words ("": nothing changed). It may
+        raise ConfigError, having changed nothing."""
         self._config = config
         self._path = path
         self._log = logging.getLogger("proxyd.agent")
@@ -45,14 +52,19 @@ class AgentReloader:
         """Read the file again; answers whether it was good. Never raises for what stands in it."""
         try:
             config = load_config(self._path, "agent")
+            applied = self.apply(config)
         except ConfigError as error:
             self._log.error("the file was not read again, the old configuration stays in force: %s", error)
             return False
         changed = follow_log_settings(self._config, config)
-        needs_restart = list(changed_keys("agent", self._config.require_agent(), config.require_agent()))
+        before, after = self._config.require_agent(), config.require_agent()
+        needs_restart = list(changed_keys("agent", before, after, but=AGENT_APPLIES))
         # Compared with what runs: a key that was changed back needs no restart.
         self._config = self._config.model_copy(update={"log": config.log})
-        self._log.info("configuration read again", extra=fields(file=self._path, log_changed=changed))
+        self._log.info(
+            "configuration read again",
+            extra=fields(file=self._path, log_changed=changed, applied=applied or "nothing else"),
+        )
         if needs_restart:
             self._log.warning(
                 "what has changed in the file needs a restart and stays as it was",

@@ -505,7 +505,7 @@ def test_tokens_on_both_sides_of_tcp(
     with pytest.raises(ConfigError, match="refused job/1"):
         connect(agent, 1, tcp=True)
     agent.change(token=b"")
-    with pytest.raises(ConfigError, match="doesn't hold this job's token"):
+    with pytest.raises(ConfigError, match="doesn't hold this trainer's token"):
         connect(agent, 1, tcp=True)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from proxyd.core.errors import EXIT_USAGE, ConfigError
 from proxyd.runtime.addresses import Address
-from proxyd.runtime.config import Config, load_config, parse_config, read_token, token_files
+from proxyd.runtime.config import Config, load_config, parse_config, read_job_tokens, read_token, token_files
 
 FULL = """\
 [agent]
@@ -272,8 +272,43 @@ def test_tokens(tmp_path: Path) -> None:
 
 def test_token_files_are_listed_once() -> None:
     text = "[agent]\nsite = 'a'\ntoken_file = '/t'\n[coordinator]\ntoken_file = '/t'\n"
-    assert token_files(parse_config(text, "f.toml")) == ["/t"]
+    assert token_files(parse_config(text, "f.toml")) == [("/t", "")]
     assert token_files(Config()) == []
+
+
+def test_a_jobs_token_is_an_agents_business() -> None:
+    job = "[[job]]\nname = 'llama'\ntoken_file = '/j'\n[[job]]\nname = 'free'\n"
+    assert token_files(parse_config("[agent]\nsite = 'a'\n" + job, "f.toml")) == [("/j", "llama")]
+    assert token_files(parse_config("[coordinator]\n" + job, "f.toml")) == []
+
+
+def test_job_tokens_are_read_by_job_and_mistakes_name_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "llama"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o640)
+    jobs = parse_config(
+        f"[agent]\nsite = 'a'\n[[job]]\nname = 'llama'\ntoken_file = '{file}'\n[[job]]\nname = 'free'\n", "f.toml"
+    ).jobs
+    assert read_job_tokens(jobs) == {"llama": b"0123456789abcdef"}
+    assert not caplog.records
+    file.chmod(0o644)
+    assert read_job_tokens(jobs)
+    assert "of job llama can be read by every user" in caplog.text
+    for harm in (lambda: file.chmod(0o602), lambda: file.write_text("short"), file.unlink):
+        harm()
+        with pytest.raises(ConfigError, match="of job llama") as caught:
+            read_job_tokens(jobs)
+        assert "short" not in str(caught.value).replace("shorter", "")
+
+
+def test_a_gateway_whose_trainers_all_prove_their_jobs_needs_no_other_token() -> None:
+    text = "[agent]\nsite = 'a'\ngateway_listen = '10.0.0.1:7602'\njobs = 'proven'\n"
+    with pytest.raises(ConfigError, match=r"f\.toml:4: .*no trainer could attach"):
+        parse_config(text, "f.toml")
+    job = "[[job]]\nname = 'llama'\ntoken_file = '/j'\n"
+    assert parse_config(text + job, "f.toml").require_agent().jobs == "proven"
+    with pytest.raises(ConfigError, match="anybody could use it"):
+        parse_config(text.replace("proven", "any") + job, "f.toml")
 
 
 TLS = "tls_certificate = '/c.pem'\ntls_key = '/k.pem'\ntls_ca = '/ca.pem'\n"
