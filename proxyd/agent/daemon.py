@@ -56,9 +56,9 @@ def run(config: conf.Config, ready_fd: int | None = None, path: str | None = Non
     :param ready_fd: see :func:`proxyd.runtime.lifecycle.announce_ready`.
     :param path: the file that ``config`` is from: SIGHUP makes it be read again.
     """
-    reloader = None if path is None else AgentReloader(config, path)
     section = config.require_agent()
     token = conf.read_token(section.token_file) or b""
+    reloader = None if path is None else AgentReloader(config, path, token)
     proofs = trainer_proofs(config, token)
 
     async def serve(stop: Stop) -> None:
@@ -170,11 +170,14 @@ class Agent:
 
     def reconfigure(self, config: conf.Config) -> str:
         """Take on what a file that was read again changes here, see :attr:`AgentReloader.apply`."""
-        proofs = trainer_proofs(config, self._me.token)
-        if proofs == self.hub.proofs:
-            return ""
-        self.hub.proofs = proofs
-        return "what trainers must prove"
+        proofs, paths = trainer_proofs(config, self._me.token), config.require_agent().tls
+        done = []
+        if self._tls is not None and paths is not None and self._tls.move(paths):
+            done.append("TLS files")
+        if proofs != self.hub.proofs:
+            self.hub.proofs = proofs
+            done.append("what trainers must prove")
+        return ", ".join(done)
 
     def emit(self, event: AgentEvent) -> None:
         """Feed the machine."""

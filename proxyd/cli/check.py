@@ -53,6 +53,10 @@ def _check_tls(config: Config) -> None:
         agent_tls(config.agent.tls, config.agent.site, config.agent.name)
     if config.coordinator is not None:
         coordinator_tls(config.coordinator.tls)
+        if config.coordinator.lock is not None:
+            from proxyd.coordinator.daemon import make_election
+
+            make_election(config)  # nothing is asked of the lock; its files, and its library, are looked at
 
 
 def config_path(given: str | None) -> str:

@@ -177,16 +177,23 @@ def make_election(config: Config) -> Election | None:
     try:
         if kind == "etcd":
             from proxyd.coordinator.etcd_lock import EtcdLock
+            from proxyd.coordinator.etcd_tls import EtcdTls
 
             found = [parse_address(place) for place in places]
             key = key or f"/proxyd/coordinator/{section.name}"
             endpoints = [(address.host, address.port) for address in found]
-            return Election(EtcdLock(endpoints, key, section.told_address, section.lock_ttl_ns), section.lock_ttl_ns)
+            tls = None
+            if section.lock_ca is not None:
+                tls = EtcdTls(section.lock_ca, section.lock_certificate, section.lock_key)
+                tls.credentials()  # whether they can be used, for a person to read at start
+            lock = EtcdLock(endpoints, key, section.told_address, section.lock_ttl_ns, tls)
+            return Election(lock, section.lock_ttl_ns)
         from proxyd.coordinator.kubernetes_lock import KubernetesLock
 
         lease = key or f"proxyd-{section.name}".lower().replace("_", "-").replace(".", "-")
-        lock = KubernetesLock(places[0], lease, section.told_address, section.lock_ttl_ns)
-        return Election(lock, section.lock_ttl_ns)
+        return Election(
+            KubernetesLock(places[0], lease, section.told_address, section.lock_ttl_ns), section.lock_ttl_ns
+        )
     except ImportError as error:
         raise ConfigError(
             f"[coordinator] lock = {section.lock!r} needs a library that is not installed",
@@ -328,12 +335,24 @@ class _Daemon:
         assert self.coordinator is not None
         loop = asyncio.get_running_loop()
         ending.callback(self.coordinator.close)
-        keeper = PolicyKeeper(self._config, self._path, self.coordinator.driver.handle, loop.call_later)
+        keeper = PolicyKeeper(
+            self._config,
+            self._path,
+            self.coordinator.driver.handle,
+            loop.call_later,
+            apply=self._reconfigure,
+            token=self._token,
+        )
         self.admin.policy = keeper
         ending.callback(keeper.close)
         keeper.start()
         loop.add_signal_handler(signal.SIGHUP, keeper.reload)
         return keeper
+
+    def _reconfigure(self, config: Config) -> str:
+        """What a file that was read again changes outside of the machine. ConfigError: nothing was changed."""
+        tls, paths = self._guard.tls, config.require_coordinator().tls
+        return "TLS files" if tls is not None and paths is not None and tls.move(paths) else ""
 
     async def _hold(self, election: Election) -> None:
         """Without the lock this process has nothing left to do: started again, it stands by."""

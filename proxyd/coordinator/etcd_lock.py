@@ -13,6 +13,8 @@ import aetcd
 import grpc
 
 from proxyd.coordinator.election import LockError, LockLostError
+from proxyd.coordinator.etcd_tls import EtcdTls, SecureClient
+from proxyd.core.errors import ConfigError
 from proxyd.core.units import NS_PER_S
 from proxyd.runtime.grpc_options import channel_options
 
@@ -26,9 +28,13 @@ class EtcdLock:
     :param key: what stands for the lock.
     :param me: where this coordinator is reached: the key's value.
     :param ttl_ns: whole seconds; etcd itself has a least ttl of about one and a half election time-outs.
+    :param tls: None: etcd is spoken to in the clear. Its files are read at each connection.
     """
 
-    def __init__(self, endpoints: Sequence[tuple[str, int]], key: str, me: str, ttl_ns: int) -> None:
+    def __init__(
+        self, endpoints: Sequence[tuple[str, int]], key: str, me: str, ttl_ns: int, tls: EtcdTls | None = None
+    ) -> None:
+        self._tls = tls
         self._endpoints = list(endpoints)
         self._key = key.encode()
         self._me = me.encode()
@@ -90,13 +96,18 @@ class EtcdLock:
         host, port = self._endpoints[0]
         try:
             if self._client is None:
-                options: dict[str, Any] = dict(channel_options())
-                self._client = aetcd.Client(host, port, timeout=self._ttl_s, options=options)
+                self._client = self._new_client(host, port)
             return await call(self._client)
         except LockLostError:
             raise
-        except (aetcd.ClientError, grpc.RpcError, OSError, IndexError, AttributeError) as error:
+        except (aetcd.ClientError, grpc.RpcError, ConfigError, OSError, IndexError, AttributeError) as error:
             # Also what the client makes of answers that it doesn't know: it hands out None for some errors.
             await self.close()
             self._endpoints.append(self._endpoints.pop(0))
             raise LockError(f"etcd at {host}:{port}: {str(error) or type(error).__name__}") from error
+
+    def _new_client(self, host: str, port: int) -> aetcd.Client:
+        options: dict[str, Any] = dict(channel_options())
+        if self._tls is None:
+            return aetcd.Client(host, port, timeout=self._ttl_s, options=options)
+        return SecureClient(host, port, self._tls.credentials(), timeout=self._ttl_s, options=options)

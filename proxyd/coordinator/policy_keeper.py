@@ -1,8 +1,8 @@
 """The policy in force: read at start, read again when somebody asks, and told which minute of the week it is.
 
 What a reload can change is the policy: jobs, classes, the links' caps, calendars and FIFO shares, and the time zone
-that calendars count in; and how the log is written. Everything else of the file is fixed at start; :class:`Reload`
-names what differs, so that nobody believes it to be in force. A wrong file changes nothing.
+that calendars count in; which TLS files are used; and how the log is written. Everything else of the file is fixed at
+start; :class:`Reload` names what differs, so that nobody believes it to be in force. A wrong file changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxyd.core.events import CoordinatorEvent, LocalTime, PolicyChanged
 from proxyd.core.policy import DAY_MINUTES, Policy
 from proxyd.runtime.config import Config, load_config
 from proxyd.runtime.logs import fields
-from proxyd.runtime.reloading import changed_keys, follow_log_settings
+from proxyd.runtime.reloading import SECRET_KEYS, changed_keys, changed_secrets, follow_log_settings
 
 log = logging.getLogger("proxyd.coordinator")
 
@@ -50,6 +50,8 @@ class PolicyKeeper:
     :param tell: takes the events for the machine.
     :param call_later: calls a function after so many seconds, as an event loop does.
     :param wall: the wall clock.
+    :param apply: the daemon's part of a reload, see :attr:`proxyd.runtime.reloading.AgentReloader.apply`.
+    :param token: what its token_file held at start.
     """
 
     def __init__(
@@ -59,7 +61,12 @@ class PolicyKeeper:
         tell: Callable[[CoordinatorEvent], None],
         call_later: Callable[[float, Callable[[], None]], object],
         wall: Callable[[datetime.tzinfo | None], datetime.datetime] = datetime.datetime.now,
+        *,
+        apply: Callable[[Config], str] = lambda _: "",
+        token: bytes = b"",
     ) -> None:
+        self._apply = apply
+        self._token = token
         self.config = config
         self.path = path
         self.policy: Policy = config.policy
@@ -107,10 +114,11 @@ class PolicyKeeper:
         try:
             config = load_config(self.path, "coordinator")
             policy = config.policy
+            applied = self._apply(config)
         except ConfigError as error:
             return self._refuse(str(error))
         follow_log_settings(self.config, config)
-        differs = tuple(needs_restart(self._running, config))
+        differs = tuple(needs_restart(self._running, config, self._token))
         changed = policy != self.policy
         self.config, self.policy = config, policy
         self.reloads += 1
@@ -118,6 +126,7 @@ class PolicyKeeper:
             self._tell(PolicyChanged(policy))
         self._tell(LocalTime(self.minute_of_week))
         message = f"{self.path}: the policy was {'applied' if changed else 'read again, and is the same'}"
+        message += f"; applied too: {applied}" if applied else ""
         log.info("policy reloaded", extra=fields(file=self.path, changed=changed, jobs=len(policy.jobs)))
         if differs:
             log.warning(
@@ -132,10 +141,14 @@ class PolicyKeeper:
         return Reload(False, why)
 
 
-def needs_restart(old: Config, new: Config) -> Iterator[str]:
-    """Keys that differ and that only a restart can change, as in ``"[[link]] a->b capacity"``."""
+def needs_restart(old: Config, new: Config, token: bytes = b"") -> Iterator[str]:
+    """Keys that differ and that only a restart can change, as in ``"[[link]] a->b capacity"``.
+
+    :param token: the one in use.
+    """
     before, after = old.require_coordinator(), new.require_coordinator()
-    yield from changed_keys("coordinator", before, after, but=APPLIED_AT_ONCE["coordinator"])
+    yield from changed_keys("coordinator", before, after, but=APPLIED_AT_ONCE["coordinator"] | SECRET_KEYS)
+    yield from changed_secrets("coordinator", before, after, token)
     links = {link.name: link for link in old.links}
     for link in new.links:
         present = links.pop(link.name, None)

@@ -248,6 +248,10 @@ class CoordinatorConfig(Section):
     lock: LockText | None = None
     """Where coordinators of one name agree on which of them is active; None: there is one coordinator."""
     lock_ttl: DurationText = "3s"
+    lock_ca: StrictStr | None = None
+    """Of etcd's members; None: etcd is spoken to in the clear."""
+    lock_certificate: StrictStr | None = None
+    lock_key: StrictStr | None = None
     address: AdvertisedText | None = None
     time_zone: TimeZoneText = ""
     """What the links' calendars count in; "": the host's own."""
@@ -316,6 +320,12 @@ class CoordinatorConfig(Section):
             raise ValueError(f"lease = {self.lease!r} must be at least two beats (beat = {self.beat!r})")
         if self.lock_ttl_ns < 1_000_000_000:
             raise ValueError(f"lock_ttl = {self.lock_ttl!r} must be at least 1s: locks count in whole seconds")
+        if (self.lock_certificate is None) != (self.lock_key is None):
+            raise ValueError("lock_certificate and lock_key belong together; one of them is not here")
+        if self.lock_certificate is not None and self.lock_ca is None:
+            raise ValueError("lock_certificate needs lock_ca: TLS to etcd begins with whom we believe to be etcd")
+        if self.lock_ca is not None and not (self.lock or "").startswith("etcd://"):
+            raise ValueError('lock_ca is for lock = "etcd://..."; Kubernetes brings its own CA')
         return self
 
 

@@ -3,13 +3,14 @@ nothing, and the log says so with the line. What a daemon applies beyond the log
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 
 from pydantic import BaseModel
 
 from proxyd.core.errors import ConfigError
-from proxyd.runtime.config import Config, load_config
+from proxyd.runtime.config import AgentConfig, Config, CoordinatorConfig, load_config, read_token
 from proxyd.runtime.logs import fields, setup_logging
 
 
@@ -20,6 +21,31 @@ def changed_keys(table: str, before: BaseModel, after: BaseModel, but: Collectio
             yield f"[{table}] {name}"
 
 
+def changed_secrets(
+    table: str,
+    before: AgentConfig | CoordinatorConfig,
+    after: AgentConfig | CoordinatorConfig,
+    token: bytes,
+) -> Iterator[str]:
+    """Of the keys that name secrets, those with a difference that only a restart can take on.
+
+    Other TLS files are used from the next connection on; whether there is TLS at all was decided at start. The token is
+    read once, so that another one in its file is a difference too.
+
+    :param token: the one in use.
+    """
+    if (before.tls is None) != (after.tls is None):
+        yield from (f"[{table}] {key}" for key in sorted(TLS_KEYS))
+    if before.token_file != after.token_file:
+        yield f"[{table}] token_file"
+    else:
+        now: bytes | None = None
+        with contextlib.suppress(ConfigError):
+            now = read_token(after.token_file) or b""
+        if now != token:
+            yield f"[{table}] token_file (its content)"
+
+
 def follow_log_settings(before: Config, after: Config) -> bool:
     """Log from now on as ``after`` says; answers whether that is a change."""
     if before.log == after.log:
@@ -28,19 +54,24 @@ def follow_log_settings(before: Config, after: Config) -> bool:
     return True
 
 
+TLS_KEYS = frozenset({"tls_certificate", "tls_key", "tls_ca"})
+SECRET_KEYS = TLS_KEYS | {"token_file"}
+"""Keys that :func:`changed_secrets` judges."""
 AGENT_APPLIES = frozenset({"jobs"})
-"""Keys of ``[agent]`` that a reload applies; ``[log]`` and the jobs' tokens besides."""
+"""Keys of ``[agent]`` that a reload applies; ``[log]``, TLS files and the jobs' tokens besides."""
 
 
 class AgentReloader:
-    """An agent's file. The log follows it, and so does what trainers must prove; everything else is fixed while the
-    agent runs, because trainers' memory, listeners and peers' connections were made by it.
+    """An agent's file. The log, the TLS files and what trainers must prove follow it; everything else is fixed
+    while the agent runs, because trainers' memory, listeners and peers' connections were made by it.
 
     :param config: as it was read at start.
     :param path: the file.
+    :param token: what its token_file held then.
     """
 
-    def __init__(self, config: Config, path: str) -> None:
+    def __init__(self, config: Config, path: str, token: bytes = b"") -> None:
+        self._token = token
         self.apply: Callable[[Config], str] = lambda _: ""
         """The agent's part: takes on what it can and answers what that was, in words ("": nothing changed). It may
         raise ConfigError, having changed nothing."""
@@ -58,7 +89,10 @@ class AgentReloader:
             return False
         changed = follow_log_settings(self._config, config)
         before, after = self._config.require_agent(), config.require_agent()
-        needs_restart = list(changed_keys("agent", before, after, but=AGENT_APPLIES))
+        needs_restart = [
+            *changed_keys("agent", before, after, but=AGENT_APPLIES | SECRET_KEYS),
+            *changed_secrets("agent", before, after, self._token),
+        ]
         # Compared with what runs: a key that was changed back needs no restart.
         self._config = self._config.model_copy(update={"log": config.log})
         self._log.info(

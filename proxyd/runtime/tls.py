@@ -17,7 +17,7 @@ Rotation
 A :class:`TlsKeeper` looks at the files (time, size, inode) whenever a connection is made, and once a minute. New ones
 are proven before they are used: in memory, the new certificate shakes hands with itself under the new CA. Files that
 don't pass (half replaced, a key that doesn't fit) change nothing but a line in the log. Connections that stand go on
-with what they were made with.
+with what they were made with. A configuration that is read again may name other files: :meth:`TlsKeeper.move`.
 
 A certificate that has expired is used all the same, loudly: a clock that is wrong at boot looks the same from here, and
 it is the other side that refuses it.
@@ -109,7 +109,7 @@ def load_identity(paths: TlsPaths, *, dials: bool) -> TlsIdentity:
     :raises ConfigError: unreadable, no PEM, encrypted, writable by everybody, another key's, not of this CA. The
         message names the file and never holds its content.
     """
-    chain_pem, key_pem, ca_pem = (_read(path, name) for path, name in zip(paths, _KEYS, strict=True))
+    chain_pem, key_pem, ca_pem = (read_pem(path, name) for path, name in zip(paths, _KEYS, strict=True))
     contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in contexts:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -155,7 +155,8 @@ def load_identity(paths: TlsPaths, *, dials: bool) -> TlsIdentity:
 _KEYS = ("tls_certificate", "tls_key", "tls_ca")
 
 
-def _read(path: str, key: str) -> bytes:
+def read_pem(path: str, key: str) -> bytes:
+    """What the file of a configuration's key holds. Raises ConfigError: unreadable, or writable by everybody."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -164,9 +165,9 @@ def _read(path: str, key: str) -> bytes:
         raise ConfigError(f"cannot read {key} {path}", why=error.strerror or str(error)) from error
     if mode & 0o002:
         raise ConfigError(f"{key} {path} can be written by everybody", next_step=f"chmod o-w {path}")
-    if key == "tls_key" and mode & 0o004:
+    if key.endswith("_key") and mode & 0o004:
         # No refusal: secrets that Kubernetes mounts look like that, in a directory of the pod's own.
-        _log.warning("tls_key %s can be read by every user of this host; chmod 600 it", path)
+        _log.warning("%s %s can be read by every user of this host; chmod 600 it", key, path)
     return content
 
 
@@ -262,6 +263,29 @@ class TlsKeeper:
         self.reloads += 1
         self._warned_s = None
         _log.info("TLS files were replaced", extra=fields(file=self.paths.certificate, expires=self.expires))
+
+    def move(self, paths: TlsPaths) -> bool:
+        """Use other files from the next connection on; answers whether they are others.
+
+        :raises ConfigError: they are no good; those before stay in force.
+        """
+        with self._lock:
+            if paths == self.paths:
+                return False
+            before = self.paths
+            self.paths = paths
+            signature = self._signature()
+            try:
+                self._identity = self._load()
+            except ConfigError:
+                self.paths = before
+                self.refused_reloads += 1
+                raise
+            self._seen = signature
+            self.reloads += 1
+            self._warned_s = None
+            _log.info("other TLS files are in use", extra=fields(file=paths.certificate, expires=self.expires))
+            return True
 
     @property
     def seconds_left(self) -> float:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.runtime.tls import TlsPaths
+
 START_S = 15.0
 
 
@@ -28,9 +30,13 @@ def etcd_or_skip() -> str:
 
 
 class Etcd:
-    """One server; :meth:`stop` and :meth:`go_on` freeze it."""
+    """One server; :meth:`stop` and :meth:`go_on` freeze it.
 
-    def __init__(self, directory: Path) -> None:
+    :param tls: its own certificate, and the CA of those that it takes from clients; None: in the clear.
+    """
+
+    def __init__(self, directory: Path, tls: TlsPaths | None = None) -> None:
+        url = "http" if tls is None else "https"
         self.port, peer_port = _free_port(), _free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._log = (directory / "etcd.log").open("wb")
@@ -40,10 +46,12 @@ class Etcd:
                 *("--name", "one", "--data-dir", str(directory / "etcd")),
                 *(
                     "--listen-client-urls",
-                    f"http://{self.address}",
+                    f"{url}://{self.address}",
                     "--advertise-client-urls",
-                    f"http://{self.address}",
+                    f"{url}://{self.address}",
                 ),
+                *(() if tls is None else ("--cert-file", tls.certificate, "--key-file", tls.key)),
+                *(() if tls is None else ("--client-cert-auth", "--trusted-ca-file", tls.ca)),
                 *("--listen-peer-urls", f"http://127.0.0.1:{peer_port}"),
                 *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer_port}"),
                 *("--initial-cluster", f"one=http://127.0.0.1:{peer_port}"),
@@ -77,9 +85,9 @@ class Etcd:
 
 
 @contextlib.contextmanager
-def running_etcd(directory: Path) -> Iterator[Etcd]:
+def running_etcd(directory: Path, tls: TlsPaths | None = None) -> Iterator[Etcd]:
     """An etcd that listens."""
-    etcd = Etcd(directory)
+    etcd = Etcd(directory, tls)
     try:
         yield etcd
     finally:

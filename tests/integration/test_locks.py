@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 
 aetcd = pytest.importorskip("aetcd", reason="needs the ha extra")
 
+from proxyd.cli.certificates import Authority  # noqa: E402
 from proxyd.coordinator.election import Election, LockError, LockLostError  # noqa: E402
 from proxyd.coordinator.etcd_lock import EtcdLock  # noqa: E402
+from proxyd.coordinator.etcd_tls import EtcdTls  # noqa: E402
 from proxyd.coordinator.kubernetes_lock import KubernetesLock  # noqa: E402
 from tests.fakes.etcd import Etcd, running_etcd  # noqa: E402
 from tests.fakes.kubernetes import FakeApiServer  # noqa: E402
@@ -134,6 +138,48 @@ def test_etcd_a_member_that_is_away_is_passed_over(etcd: Etcd) -> None:
         await lock.close()
 
     run(main)
+
+
+def test_etcd_over_tls_both_sides_must_be_right(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca.pem")
+    server = authority.issue(tmp_path / "server", dns_names=["localhost"])
+    mine, foreign = authority.issue(tmp_path / "mine"), Authority(tmp_path / "other.pem").issue(tmp_path / "foreign")
+    good = EtcdTls(mine.ca, mine.certificate, mine.key)
+
+    async def main(port: int) -> None:
+        def lock(tls: EtcdTls | None, host: str = "localhost") -> EtcdLock:
+            return EtcdLock([(host, port)], "/t/tls", "me", 2 * SECOND, tls)
+
+        strangers = [
+            lock(None),
+            lock(good._replace(certificate=None, key=None)),
+            lock(EtcdTls(mine.ca, foreign.certificate, foreign.key)),
+            lock(good._replace(ca=foreign.ca)),
+            lock(good, "127.0.0.1"),  # not the name in its certificate
+        ]
+        for stranger in strangers:
+            with pytest.raises(LockError, match="etcd at"):
+                await stranger.claim()
+        one, two = lock(good), lock(good)
+        assert await one.claim() is not None
+        assert await two.claim() is None
+        assert two.holder == "me"
+        # Renewed files: good for the next connection, and bad ones cost no more than an attempt.
+        await one.close()
+        good_key = mine.key + ".good"
+        os.rename(mine.key, good_key)
+        shutil.copy(foreign.key, mine.key)
+        with pytest.raises(LockError, match="can't be used together"):
+            await one.renew()
+        os.rename(good_key, mine.key)
+        await one.renew()
+        await one.release()
+        assert await two.claim() is not None
+        for each in (one, two, *strangers):
+            await each.close()
+
+    with running_etcd(tmp_path, server) as etcd:
+        run(lambda: main(etcd.port))
 
 
 # ------------------------------------------------------------------------------------------- kubernetes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 import socket
 import ssl
 import threading
@@ -14,7 +16,7 @@ import pytest
 
 import proxyd_client
 from proxyd.cli.certificates import Authority, settings
-from proxyd.cli.cluster import Cluster
+from proxyd.cli.cluster import Cluster, Member
 from proxyd.cli.main import main
 from proxyd.cli.scrape import scrape
 from proxyd.runtime.tls import TlsPaths
@@ -276,6 +278,39 @@ def test_half_replaced_files_change_nothing_and_the_rest_of_them_is_taken(rig: R
     works(cluster)
     rig.authority.agent(rig.directory / "a", "a")
     assert _serial(cluster, rig, "a") != serial
+
+
+def test_a_reload_takes_other_files_if_they_are_good(rig: Rig, cluster: Cluster) -> None:
+    """Named anew in the configuration, not replaced."""
+    directory, serial = rig.directory, _serial(cluster, rig, "a")
+
+    def reload(member: Member, name: str, files: TlsPaths) -> str:
+        """With another certificate and key in the member's file; answers what it said to that."""
+        path, before = cluster.directory / f"{name}.toml", member.log_path.stat().st_size
+        text = re.sub(r"(?m)^tls_certificate = .*$", f'tls_certificate = "{files.certificate}"', path.read_text())
+        path.write_text(re.sub(r"(?m)^tls_key = .*$", f'tls_key = "{files.key}"', text))
+        member.process.send_signal(signal.SIGHUP)
+        said = lambda: member.log_path.read_bytes()[before:].decode()  # noqa: E731 # used here alone
+        until(lambda: "stays in force" in said() or "other TLS files are in use" in said())
+        assert "needs a restart" not in said()
+        return said()
+
+    wrong = rig.authority.agent(directory / "wrong", "b")
+    assert "certificate is not of agent a/a-0" in reload(cluster.agent("a"), "a-0", wrong)
+    assert "certificate is not of a coordinator" in reload(cluster.coordinator, "coordinator", wrong)
+    assert _serial(cluster, rig, "a") == serial
+    works(cluster)
+    assert "in use" in reload(cluster.agent("a"), "a-0", rig.authority.agent(directory / "moved-a", "a"))
+    moved = rig.authority.coordinator(directory / "moved-coordinator")
+    assert "in use" in reload(cluster.coordinator, "coordinator", moved)
+    assert _serial(cluster, rig, "a") != serial
+    with (
+        socket.create_connection(("127.0.0.1", rig.port), timeout=10) as sock,
+        context_of(rig.files["b"], rig.authority.path).wrap_socket(sock) as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+    assert shown == ssl.PEM_cert_to_DER_cert(Path(moved.certificate).read_text())
+    works(cluster)
 
 
 def test_no_secret_is_in_a_log_or_a_metric(rig: Rig, cluster: Cluster) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from proxyd.coordinator.policy_keeper import PolicyKeeper
+from proxyd.core.errors import ConfigError
 from proxyd.core.events import CoordinatorEvent, LocalTime, PolicyChanged
 from proxyd.core.ids import LinkName
 from proxyd.runtime import reloading
-from proxyd.runtime.config import load_config
+from proxyd.runtime.config import Config, load_config
 
 FILE = """\
 [coordinator]
@@ -36,6 +37,7 @@ class Desk:
         self.file.write_text(text)
         self.told: list[CoordinatorEvent] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.taken: str | ConfigError = ""
         self.now = datetime.datetime.fromisoformat(at).replace(tzinfo=UTC)
         self.keeper = PolicyKeeper(
             load_config(self.file, "coordinator"),
@@ -43,8 +45,14 @@ class Desk:
             self.told.append,
             lambda delay_s, do: self.timers.append((delay_s, do)),
             lambda zone: self.now.astimezone(zone or UTC),
+            apply=self.take,
         )
         self.keeper.start()
+
+    def take(self, _: Config) -> str:
+        if isinstance(self.taken, ConfigError):
+            raise self.taken
+        return self.taken
 
     def minutes(self) -> list[int]:
         return [event.minute_of_week for event in self.told if isinstance(event, LocalTime)]
@@ -104,6 +112,24 @@ def test_a_good_file_is_applied_and_what_needs_a_restart_is_named(
     assert logs == [("debug", "text")]
     desk.file.write_text(FILE.partition("[[link]]")[0])
     assert desk.keeper.reload().needs_restart == ("[[link]] a->b (gone)",), "compared with what runs, not the last file"
+
+
+def test_the_daemons_part_is_told_and_can_refuse_all(tmp_path: Path) -> None:
+    tls = '[coordinator]\ntls_certificate = "/c"\ntls_key = "/k"\ntls_ca = "/ca"\n'
+    desk = Desk(tmp_path, FILE.replace("[coordinator]\n", tls))
+    desk.taken = "TLS files"
+    desk.file.write_text(FILE.replace("[coordinator]\n", tls.replace("/k", "/k2")))
+    result = desk.keeper.reload()
+    assert result.needs_restart == ()
+    assert "applied too: TLS files" in result.message
+    desk.file.write_text(FILE.replace("weight = 3", "weight = 5"))
+    assert "[coordinator] tls_key" in desk.keeper.reload().needs_restart
+    desk.taken = ConfigError("the key belongs to another certificate")
+    desk.file.write_text(FILE.replace("weight = 3", "weight = 7"))
+    result = desk.keeper.reload()
+    assert not result.applied
+    assert "another certificate" in result.message
+    assert desk.policies()[-1].policy.job("llama").weight == 5
 
 
 @pytest.mark.parametrize(

@@ -366,3 +366,22 @@ def test_what_a_job_may_use() -> None:
     for wrong in ("links = 'x'", "classes = ['urgent']"):
         with pytest.raises(ConfigError, match=r"f\.toml:4"):
             parse_config(f"[coordinator]\n[[job]]\nname = 'a'\n{wrong}\n", "f.toml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("lock_ca = '/ca'\n", "is for lock"),
+        ("lock = 'kubernetes://proxyd'\nlock_ca = '/ca'\n", "brings its own CA"),
+        ("lock = 'etcd://h:2379'\nlock_certificate = '/c'\nlock_key = '/k'\n", "needs lock_ca"),
+        ("lock = 'etcd://h:2379'\nlock_ca = '/ca'\nlock_key = '/k'\n", "belong together"),
+        ("lock = 'etcd://h:2379'\nlock_ca = '/ca'\n", ""),
+        ("lock = 'etcd://h:2379'\nlock_ca = '/ca'\nlock_certificate = '/c'\nlock_key = '/k'\n", ""),
+    ],
+)
+def test_tls_to_etcd_is_whole_or_refused(keys: str, words: str) -> None:
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            parse_config("[coordinator]\n" + keys, "f.toml")
+    else:
+        assert parse_config("[coordinator]\n" + keys, "f.toml").require_coordinator().lock_ca == "/ca"

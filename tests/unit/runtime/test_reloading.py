@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.core.errors import ConfigError
 from proxyd.runtime import reloading
-from proxyd.runtime.config import load_config
+from proxyd.runtime.config import Config, load_config
 from proxyd.runtime.reloading import AgentReloader
 
 FILE = '[agent]\nsite = "a"\n'
@@ -55,3 +56,57 @@ def test_a_bad_file_changes_nothing(
     assert not reloader.reload()
     assert "agent.toml" in caplog.records[-1].getMessage()
     assert logs == []
+
+
+def test_what_the_agent_takes_on_needs_no_restart_and_what_it_refuses_changes_nothing(
+    tmp_path: Path, logs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "agent.toml"
+    tls = 'tls_certificate = "/c"\ntls_key = "/k"\ntls_ca = "/ca"\n'
+    path.write_text(FILE + tls)
+    reloader = AgentReloader(load_config(path, "agent"), str(path))
+    taken: list[str | None] = []
+
+    def take(config: Config) -> str:
+        paths = config.require_agent().tls
+        taken.append(paths and paths.key)
+        return "TLS files"
+
+    reloader.apply = take
+    path.write_text(FILE + tls.replace("/k", "/k2"))
+    with caplog.at_level(logging.INFO):
+        assert reloader.reload()
+        assert taken == ["/k2"]
+        [record] = caplog.records
+        assert record.proxyd_fields["applied"] == "TLS files"  # type: ignore[attr-defined]
+        path.write_text(FILE)
+        assert reloader.reload()
+        keys = caplog.records[-1].proxyd_fields["keys"]  # type: ignore[attr-defined]
+        assert keys == "[agent] tls_ca, [agent] tls_certificate, [agent] tls_key", "on or off was decided at start"
+
+        def refuse(config: Config) -> str:
+            raise ConfigError("these won't do")
+
+        reloader.apply = refuse
+        path.write_text(FILE + '[log]\nlevel = "debug"\n')
+        assert not reloader.reload()
+        assert "these won't do" in caplog.text
+        assert logs == []
+
+
+@pytest.mark.parametrize("harm", ["another", "shorter", "away"])
+def test_another_token_in_the_file_is_said_to_need_a_restart(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, token = tmp_path / "agent.toml", tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    path.write_text(f'{FILE}token_file = "{token}"\n')
+    reloader = AgentReloader(load_config(path, "agent"), str(path), b"0123456789abcdef")
+    assert reloader.reload()
+    assert not caplog.records
+    if harm == "away":
+        token.unlink()
+    else:
+        token.write_text("fedcba9876543210" if harm == "another" else "short")
+    assert reloader.reload()
+    assert caplog.records[-1].proxyd_fields["keys"] == "[agent] token_file (its content)"  # type: ignore[attr-defined]

@@ -71,6 +71,26 @@ def test_files_that_do_not_fit_are_refused_with_their_names(authority: Authority
         assert "PRIVATE" not in str(caught.value)
 
 
+def test_other_files_are_taken_if_they_are_good_and_followed_from_then_on(authority: Authority, tmp_path: Path) -> None:
+    first, second = authority.agent(tmp_path / "1", "a", "x"), authority.agent(tmp_path / "2", "a", "x")
+    keeper = agent_tls(first, "a", "x")
+    assert keeper is not None
+    before = keeper.current()
+    assert not keeper.move(first)
+    for bad in (authority.agent(tmp_path / "3", "b"), second._replace(key=first.key), second._replace(ca="/none")):
+        with pytest.raises(ConfigError):
+            keeper.move(bad)
+        assert (keeper.paths, keeper.current()) == (first, before)
+    assert keeper.move(second)
+    after = keeper.current()
+    assert after.chain_pem == Path(second.certificate).read_bytes() != before.chain_pem
+    authority.agent(tmp_path / "1", "a", "x")
+    assert keeper.current() is after, "the old ones are nobody's business now"
+    authority.agent(tmp_path / "2", "a", "x")
+    assert keeper.current().chain_pem == Path(second.certificate).read_bytes() != after.chain_pem
+    assert (keeper.reloads, keeper.refused_reloads) == (2, 3)
+
+
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(authority: Authority, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
