@@ -8,7 +8,7 @@ RUN python -m venv /opt/proxyd
 COPY pyproject.toml README.md LICENSE ./
 COPY proxyd ./proxyd
 COPY client ./client
-RUN /opt/proxyd/bin/pip install --no-cache-dir --disable-pip-version-check '.[daemon]'
+RUN /opt/proxyd/bin/pip install --no-cache-dir --disable-pip-version-check '.[daemon,ha]'
 
 FROM python:3.11-slim-bookworm
 # The ids are fixed so that a volume's owner can be set from outside.

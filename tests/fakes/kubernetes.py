@@ -3,7 +3,7 @@
 What the lock leans on is as in the real one: each write makes a new ``resourceVersion`` (one counter for all objects),
 a write that names another than the present one is refused with 409 Conflict, so is creating what exists; what is not
 there is 404; and a Status object says so. A ``fail`` of the test answers 503, or loses the answer to a write that was
-carried out.
+carried out. Who asks may do what the Role in deploy/kubernetes says, and gets 403 Forbidden for anything else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
 from aiohttp import web
 
+MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "coordinator-lock.yaml"
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 PATH = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
@@ -31,7 +34,7 @@ class FakeApiServer:
 
     async def start(self, directory: Path) -> str:
         """Answers the path of a kubeconfig for it."""
-        app = web.Application()
+        app = web.Application(middlewares=[_authorize])
         app.router.add_get(PATH + "/{name}", self._get)
         app.router.add_put(PATH + "/{name}", self._put)
         app.router.add_post(PATH, self._post)
@@ -114,6 +117,26 @@ def request_is_a_lease(body: dict[str, Any]) -> bool:
         and isinstance(spec["leaseTransitions"], int)
         and spec["renewTime"].endswith("Z")
     )
+
+
+def allowed(verb: str, name: str | None) -> bool:
+    """Whether the manifest's Role lets a coordinator do that to a Lease (None: the name is not in the address)."""
+    [role] = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "Role"]
+    return any(
+        "coordination.k8s.io" in rule["apiGroups"]
+        and "leases" in rule["resources"]
+        and verb in rule["verbs"]
+        and ("resourceNames" not in rule or name in rule["resourceNames"])
+        for rule in role["rules"]
+    )
+
+
+@web.middleware
+async def _authorize(request: web.Request, handler: Any) -> web.StreamResponse:
+    if not allowed(VERBS[request.method], request.match_info.get("name")):
+        return _status(403, "Forbidden")
+    answer: web.StreamResponse = await handler(request)
+    return answer
 
 
 def _status(code: int, reason: str) -> web.Response:

@@ -60,6 +60,52 @@ def test_units_run_commands_that_exist() -> None:
         assert command[1] == unit.stem.removeprefix("proxyd-")
 
 
+def test_the_account_of_a_coordinator_may_hold_one_lease_and_do_nothing_else() -> None:
+    """That this is enough is shown by the lock's tests: their API server goes by this Role."""
+    yaml = pytest.importorskip("yaml", reason="comes with the ha extra")
+    account, role, binding = yaml.safe_load_all((DEPLOY / "kubernetes" / "coordinator-lock.yaml").read_text())
+    assert (account["kind"], role["kind"], binding["kind"]) == ("ServiceAccount", "Role", "RoleBinding")
+    namespaces = {one["metadata"]["namespace"] for one in (account, role, binding)}
+    assert len(namespaces) == 1
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    [subject] = binding["subjects"]
+    assert subject == {"kind": "ServiceAccount"} | {key: account["metadata"][key] for key in ("name", "namespace")}
+    may = {(verb, *rule.get("resourceNames", ["any"])) for rule in role["rules"] for verb in rule["verbs"]}
+    assert may == {("create", "any"), ("get", "proxyd-hami"), ("update", "proxyd-hami")}
+    assert all(
+        (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"]) for rule in role["rules"]
+    )
+    # The example coordinator is the one that the manifest is written for.
+    assert load_config(DEPLOY / "examples" / "coordinator.toml").require_coordinator().name == "hami"
+
+
+RULES = DEPLOY / "prometheus" / "proxyd.rules.yml"
+
+
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    yaml = pytest.importorskip("yaml", reason="comes with the ha extra")
+    known = set(re.findall(r"`(proxyd_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert {"ProxydNoActiveCoordinator", "ProxydTwoActiveCoordinators"} <= {rule["alert"] for rule in rules}
+    for rule in rules:
+        named = set(re.findall(r"proxyd_\w+", rule["expr"]))
+        assert named, rule["alert"]
+        assert named <= known, rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_takes_the_alerts() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/sys/net/ipv4").is_dir(), reason="not Linux")
 def test_sysctl_keys_exist() -> None:
     text = (DEPLOY / "sysctl" / "90-proxyd.conf").read_text()
