@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import gc
 import os
@@ -138,6 +139,21 @@ def test_an_incarnation_whose_messages_linger_is_taken() -> None:
         later = Trainer(rig.hub)
         await later.hello(0, 77)
         assert later.heard(wire.Welcome)
+
+    play(body)
+
+
+@pytest.mark.parametrize("source", [("other", 0), ("j", 1)], ids=["job", "rank"])
+def test_nobody_sends_in_anothers_name(source: tuple[str, int]) -> None:
+    """What a job's token and the job's rules are worth depends on it."""
+
+    async def body(rig: Rig) -> None:
+        trainer = Trainer(rig.hub)
+        await trainer.hello(0, 77)
+        job, rank = source
+        await trainer.say(wire.PostSend(1, dataclasses.replace(envelope(rank, 2, 0), job=job), 0, 0, 0))
+        assert not rig.of(SendPosted)
+        assert not trainer.session.is_open
 
     play(body)
 
