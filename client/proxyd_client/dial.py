@@ -271,6 +271,7 @@ def _shake_hands(
             f"the agent at {address} speaks protocol version {challenge.version}, this library {PROTOCOL_VERSION}",
             next_step="Install the same version of proxyd for agent and trainer",
         )
+    token = identity.token or token
     nonce = os.urandom(NONCE_BYTES)
     hello = Hello(
         version=PROTOCOL_VERSION,
