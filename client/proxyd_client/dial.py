@@ -132,7 +132,9 @@ def parse_address(text: str | None) -> Address:
 
 def token_of(given: str | bytes) -> bytes:
     """A token that the caller holds, as the agent reads it from its file: without surrounding white space."""
-    token = (given.encode() if isinstance(given, str) else bytes(given)).strip()
+    if not isinstance(given, str | bytes):
+        raise ArgumentError(f"token must be text or bytes, not {type(given).__name__}")
+    token = (given.encode() if isinstance(given, str) else given).strip()
     if not token:
         raise ArgumentError("token is empty", next_step=f"Leave it out to use {TOKEN_FILE_ENV}, or none at all")
     return token

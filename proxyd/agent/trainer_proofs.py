@@ -1,6 +1,7 @@
 """What a trainer must prove before it may take a name, and what it is told when it can't.
 
-One token is proven in a hello, and the same one in the welcome:
+One token is proven in a hello, and the same one in the welcome. (Whoever has proven nothing gets no proof: a process of
+this host could pass it on to a trainer elsewhere, and so pose as the agent.)
 
 ========================================  ==================  =====================
 the trainer's job                         on this host        over TCP
@@ -65,7 +66,7 @@ class TrainerProofs:
             )
         token = own or (b"" if local else self.site_token)
         if not token:
-            return Verdict(self.site_token)
+            return Verdict(b"")
         expected = hello_mac(token, challenge, hello.nonce, hello.job, hello.rank, hello.incarnation)
         if macs_are_equal(expected, hello.mac):
             return Verdict(token)

@@ -24,8 +24,9 @@ def hello(job: str, token: bytes, *, claimed: str | None = None, challenge: byte
         ("llama", LLAMA, True, False, LLAMA),
         ("llama", LLAMA, False, False, LLAMA),
         ("llama", LLAMA, False, True, LLAMA),
-        ("free", b"", True, False, SITE),
-        ("free", OTHER, True, False, SITE),
+        ("free", b"", True, False, b""),
+        ("free", OTHER, True, False, b""),
+        ("free", SITE, True, False, b""),
         ("free", SITE, False, False, SITE),
     ],
 )

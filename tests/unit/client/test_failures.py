@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from proxyd.wire import client as wire
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd_client import (
     AgentUnavailable,
+    ArgumentError,
     ClosedError,
     ConfigError,
     Endpoint,
@@ -525,3 +527,19 @@ def test_every_code_has_a_class() -> None:
     assert class_of_code(ErrorCode.UNKNOWN_DESTINATION) is PeerLost
     assert class_of_code(999) is TransferFailed
     assert next_step_of_code(999) == ""
+
+
+@pytest.mark.parametrize("token", ["", " \n", b"", 7])
+def test_a_token_that_is_none_is_the_callers_mistake(token: Any) -> None:
+    with pytest.raises(ArgumentError, match="token"):
+        proxyd_client.connect("job", 0, socket="/nonexistent", token=token, timeout_s=0)
+
+
+def test_a_token_that_is_handed_over_goes_before_the_environments(
+    start_agent: Callable[..., FakeAgent], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = start_agent(token=b"right")
+    monkeypatch.setenv("PROXYD_TOKEN_FILE", "/nonexistent")
+    endpoint = connect(agent, 0, tcp=True, token="right\n")
+    assert endpoint.link_state(0).link == "here"
+    assert "right" not in repr(endpoint._session.core.identity)
