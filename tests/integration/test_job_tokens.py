@@ -149,3 +149,15 @@ def test_no_token_is_in_log_metrics_or_status(rig: Rig, capsys: pytest.CaptureFi
     assert "llama" in said
     assert rig.secret not in said
     assert rig.cluster.token_file.read_text().strip() not in said
+
+
+def test_after_an_agents_restart_trainers_prove_what_they_were_given(rig: Rig) -> None:
+    with (
+        proxyd_client.connect("llama", 8, socket=rig.agent.socket, token=rig.secret) as one,
+        proxyd_client.connect("llama", 9, socket=rig.agent.socket, token=rig.secret) as two,
+    ):
+        exchange(one, two)
+        rig.cluster.kill(rig.agent)
+        rig.cluster.restart_agent("a")
+        exchange(one, two)
+        assert rig.failed_proofs("job_token") == 0
