@@ -13,7 +13,7 @@ from proxyd.agent import inbound
 from proxyd.core.events import ChunkArrived, InboundClosed
 from proxyd.core.ids import AgentName
 from proxyd.wire import peer as wire
-from tests.unit.agent.test_peers import CHUNK, OFFER, A, Rig, connection, play
+from tests.unit.agent.test_peers import CHUNK, OFFER, A, Rig, connection, play, poll
 
 
 def test_a_chunk_that_comes_again_does_not_touch_what_is_there() -> None:
@@ -27,16 +27,18 @@ def test_a_chunk_that_comes_again_does_not_touch_what_is_there() -> None:
         loop = asyncio.get_running_loop()
         slow = await connection(rig, wire.StreamPurpose.DATA)
         late = await connection(rig, wire.StreamPurpose.DATA)
+        block = rig.block
+        assert block is not None
         await loop.sock_sendall(slow, header + rig.data[:1000])
-        await asyncio.sleep(0.05)
+        await poll(lambda: bytes(block.payload[:1000]) == rig.data[:1000])
         rig.link.pump()
-        await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 1)
+        await rig.receiver.until(lambda: len(rig.arrived()) == 1)
         await loop.sock_sendall(slow, bytes(CHUNK - 1000))
         await loop.sock_sendall(late, header + bytes(CHUNK))
-        await asyncio.sleep(0.05)
-        assert rig.block is not None
-        assert bytes(rig.block.payload) == rig.data
-        assert len(rig.receiver.of(ChunkArrived)) == 1
+        await rig.has_read(slow)
+        await rig.has_read(late)
+        assert bytes(block.payload) == rig.data
+        assert len(rig.arrived()) == 1
         assert not rig.receiver.of(InboundClosed)
         slow.close()
         late.close()
@@ -45,7 +47,9 @@ def test_a_chunk_that_comes_again_does_not_touch_what_is_there() -> None:
     play(body)
 
 
-def test_a_peer_cannot_write_into_the_message_of_another_one() -> None:
+def test_a_peer_cannot_write_into_the_message_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "OFFER_WAIT_S", 0.01)
+
     async def body() -> None:
         rig = Rig(streams=1, nbytes=CHUNK)
         await rig.connect()
@@ -55,10 +59,10 @@ def test_a_peer_cannot_write_into_the_message_of_another_one() -> None:
         wrong = b"x" * CHUNK
         header = wire.encode_data_header(rig.transfer, 0, CHUNK, xxhash.xxh3_64_intdigest(wrong))
         await asyncio.get_running_loop().sock_sendall(data, header + wrong)
-        await asyncio.sleep(0.05)
+        await rig.has_read(data, control)
         assert rig.block is not None
         assert bytes(rig.block.payload) == bytes(CHUNK)
-        assert not rig.receiver.of(ChunkArrived)
+        assert not rig.arrived()
         control.close()
         data.close()
         await rig.close()
@@ -76,7 +80,7 @@ def test_a_chunk_that_was_thrown_away_before_its_offer_came_is_asked_for_again(m
         block, rig.block = rig.block, None
         rig.chunks.rotate(-1)
         rig.link.pump()
-        await asyncio.sleep(0.08)
+        await poll(lambda: rig.transfer in rig.listener._peers[A.agent]._missed)
         rig.block = block
         rig.link.send(rig.transfer, OFFER)
         await rig.receiver.until(lambda: len(rig.receiver.of(ChunkArrived)) == 3)

@@ -54,8 +54,8 @@ class Trainer:
         await self.listen()
 
     async def listen(self) -> None:
-        for _ in range(5):
-            await asyncio.sleep(0.002)
+        for _ in range(10):  # a socket pair hands over at once: what can happen happens in a few turns of the loop
+            await asyncio.sleep(0)
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, MIB, 64)
         except BlockingIOError:

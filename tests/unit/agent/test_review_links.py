@@ -18,7 +18,7 @@ def test_a_peer_whose_restart_is_told_after_it_was_reached_again_keeps_its_link(
         rig.link.want(address, B.incarnation - 1, 2)
         await rig.sender.until(lambda: bool(rig.sender.of(PeerConnected)))
         rig.link.want(address, B.incarnation, 2)
-        await asyncio.sleep(0.3)
+        await rig.talk()
         assert len(rig.sender.of(PeerConnected)) == 1
         assert not rig.sender.of(PeerDisconnected)
         assert len(rig.receiver.of(InboundOpened)) == 1
@@ -35,7 +35,7 @@ def test_a_restart_that_is_told_while_dialling_makes_one_link() -> None:
         await asyncio.sleep(0)
         rig.link.want(address, B.incarnation, 2)
         await rig.sender.until(lambda: bool(rig.sender.of(PeerConnected)))
-        await asyncio.sleep(0.3)
+        await rig.talk()
         assert len(rig.sender.of(PeerConnected)) == 1
         assert not rig.sender.of(PeerDisconnected)
         await rig.close()
