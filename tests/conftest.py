@@ -37,10 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         grouped[group_of(item.path, [mark.name for mark in item.iter_markers()])].append(item)
     inside = grouped.pop(group)
     config.hook.pytest_deselected(items=[item for others in grouped.values() for item in others])
-    # Side by side, what takes a minute begins first: at the end everybody else would wait for it.
-    items[:] = (
-        sorted(inside, key=lambda item: item.get_closest_marker("slow") is None) if group == "together" else inside
-    )
+    items[:] = spread(inside) if group == "together" else inside
+
+
+def spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The slow ones at even distances, the first at the start: each worker begins with a stretch of this order, and a
+    minute that comes last is one for which all others wait."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    step = -(-len(rest) // max(1, len(slow)))
+    parts = [[one, *rest[number * step : (number + 1) * step]] for number, one in enumerate(slow)] or [rest]
+    return [item for part in parts for item in part]
 
 
 @functools.cache
