@@ -84,7 +84,7 @@ def test_the_end_of_a_process_is_noticed_though_its_children_hold_the_socket(net
         begun_s = time.monotonic()
         with pytest.raises(PeerLost):
             receiver.recv(src=0, timeout_s=10)
-        assert time.monotonic() - begun_s < 2
+        assert time.monotonic() - begun_s < 4  # 2 s, and what a busy machine adds
     finally:
         os.kill(child, 9)
     net.also_sent("a->b", 1000)
@@ -115,7 +115,7 @@ def test_close_lingers_no_longer_than_it_is_told(net: Net) -> None:
     stuck = sender.isend(pattern(70 * MIB), dst=1)  # beyond the eager budget: it waits for a receive
     begun_s = time.monotonic()
     sender.close(linger_s=0.5)
-    assert 0.5 <= time.monotonic() - begun_s < 1.5
+    assert 0.5 <= time.monotonic() - begun_s < 2.5
     with pytest.raises(ClosedError):
         stuck.wait(1)
 

@@ -53,8 +53,8 @@ def test_a_message_that_does_not_fit_is_refused_and_stays(net: Net, which: str, 
         receive = receiver.irecv_into(buffer, src=0, tag=7, dtype=into_dtype)
     begun_s = time.monotonic()
     with pytest.raises(MismatchError) as caught:
-        receive.wait(timeout_s=5)
-    assert time.monotonic() - begun_s < 1
+        receive.wait(timeout_s=20)
+    assert time.monotonic() - begun_s < 3  # at once, on a machine that does other things too
     text = str(caught.value)
     for part in (*words, "tag 7", f"{net.job}/0"):
         assert part in text, text

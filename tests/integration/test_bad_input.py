@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 SOON_S = 3.0
 SLACK_S = 2.0
-"""What a machine that does other things may add to the start of a process."""
+"""What a machine that does other things may add."""
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_no_agent_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     begun_s = time.monotonic()
     with pytest.raises(AgentUnavailable, match=r"no agent answered at .* within 0.5 s: there is no such socket"):
         proxyd_client.connect("job", 0, socket=path, timeout_s=0.5)
-    assert 0.3 < time.monotonic() - begun_s < 1.5
+    assert 0.3 < time.monotonic() - begun_s < 0.5 + SLACK_S
     monkeypatch.setenv("PROXYD_SOCKET", path)
     with pytest.raises(AgentUnavailable, match="PROXYD_SOCKET"):
         proxyd_client.connect("job", 0, timeout_s=0)
@@ -229,7 +229,7 @@ def test_an_address_that_can_never_work_is_refused_at_once(tmp_path: Path) -> No
         begun_s = time.monotonic()
         with pytest.raises(ConfigError, match=words):
             proxyd_client.connect("job", 0, socket=address, timeout_s=10)
-        assert time.monotonic() - begun_s < 1
+        assert time.monotonic() - begun_s < SLACK_S
 
 
 def test_somebody_else_listens_there(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_somebody_else_listens_there(tmp_path: Path) -> None:
         begun_s = time.monotonic()
         with pytest.raises(AgentUnavailable):
             proxyd_client.connect("job", 0, socket=path, timeout_s=0.5)
-        assert time.monotonic() - begun_s < 2
+        assert time.monotonic() - begun_s < 0.5 + SLACK_S
 
 
 def test_an_unknown_destination(cluster: Cluster) -> None:
@@ -264,7 +264,7 @@ def test_an_unknown_destination(cluster: Cluster) -> None:
         begun_s = time.monotonic()
         with pytest.raises(PeerLost, match=r"unknown/7.*known ranks of job 'unknown': \[0, 1\].*[Cc]heck the rank"):
             sender.send(b"x", dst=7, timeout_s=20)
-        assert 1 <= time.monotonic() - begun_s < 2.5
+        assert 1 <= time.monotonic() - begun_s < 1 + SLACK_S
         with pytest.raises(PeerLost, match=r"rank 7 is not registered \(known: \[0, 1\]\)"):
             sender.link_state(7)
     exchange(cluster, "unknown-after")

@@ -78,7 +78,7 @@ time.sleep(30)
         child.kill()
         began_s = time.monotonic()
         until(lambda: gauge(agent, "proxyd_arena_bytes") == used)
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 4  # 2 s, and what a busy machine adds
         child.stdout.close()
 
 
