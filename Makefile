@@ -42,7 +42,7 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 	@mkdir -p build
 	$(BIN)/proxyd demo --out build/demo.json --plot build/demo.png
 
-test: $(TEST_STAMP) ## All tests, those that measure no time side by side (PYTEST_ARGS=... is passed on)
+test: $(TEST_STAMP) ## All tests, as many at once as they bear (PYTEST_ARGS=... is passed on)
 	@tools/prepare.sh tests
 	$(BIN)/python -m tests $(PYTEST_ARGS)
 

@@ -26,10 +26,10 @@ NONE_SELECTED = 5
 def options_of(group: str) -> list[str]:
     """How pytest runs a group."""
     processors = min(len(os.sched_getaffinity(0)), MAX_PROCESSORS)
-    # One more than there are processors, because some tests wait. And a worker that has no more to do takes over what
-    # waits behind a long test of another one.
-    spread = ["-n", str(processors + 1), "--dist", "worksteal"] if group == "together" and processors > 1 else []
-    return ["--group", group, *spread]
+    # One more than there are processors, because some tests wait.
+    workers = {"together": processors + 1, "in_pairs": 2, "alone": 1}[group] if processors > 1 else 1
+    # A worker that has no more to do takes over what waits behind a long test of another one.
+    return ["--group", group, *(["-n", str(workers), "--dist", "worksteal"] if workers > 1 else [])]
 
 
 def reporting(report: Path) -> list[str]:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         for group in GROUPS:
             report = Path(directory, f"{group}.xml")
             options = [*options_of(group), *arguments]
-            print(f"\n##### tests that run {group}: pytest {' '.join(options)}", flush=True)
+            print(f"\n##### tests that run {group.replace('_', ' ')}: pytest {' '.join(options)}", flush=True)
             group_begun_s = time.monotonic()
             command = [sys.executable, "-m", "pytest", *options, *reporting(report)]
             codes.append(subprocess.run(command, cwd=ROOT).returncode)

@@ -20,7 +20,9 @@ _ORDER = ("unit", "property", "sim", "e2e", "wan")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--group", choices=GROUPS, help="only the tests of this group (tests/groups.py); all without it")
+    parser.addoption(
+        "--group", choices=list(GROUPS), help="only the tests of this group (tests/groups.py); all without it"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,10 +1,11 @@
 """Which tests may run side by side, and which need the machine for themselves.
 
-``together``: whatever measures no time. Their result doesn't depend on who else uses the machine, so there are as many
-at once as there are cores. ``alone``: real daemons and sockets with bars in seconds or bytes per second, one at a time.
+``together``: whatever measures no time. Their result doesn't depend on who else uses the machine, so there is one more
+at once than there are processors. ``in_pairs``: real daemons that wait most of their time, with bars of seconds that
+leave a busy machine room; two at once. ``alone``: rates, bursts, and what a host or an emulated link can carry.
 
-A test is in the group of its room, a directory below ``tests``; the mark ``together`` or ``alone`` on it wins. A room
-that nobody has judged is ``alone``: that is slow, and never wrong. So every test is in exactly one group.
+A test is in the group of its file, or of its room, a directory below ``tests``; a mark with the name of a group wins.
+What nobody has judged is ``alone``: that is slow, and never wrong. So every test is in exactly one group.
 """
 
 from __future__ import annotations
@@ -12,11 +13,41 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-GROUPS = ("together", "alone")
-"""In the order in which they run: a broken core shows in seconds, not after the emulated WAN has run."""
-
 TESTS = Path(__file__).parent
-_TOGETHER = ("unit", "property", "sim", "fuzz")
+
+GROUPS = {
+    "together": ("unit", "property", "sim", "fuzz"),
+    "in_pairs": (
+        "e2e/test_abuse.py",
+        "e2e/test_coordinator_away.py",
+        "e2e/test_delivery.py",
+        "e2e/test_failover.py",
+        "e2e/test_faults.py",
+        "e2e/test_life.py",
+        "e2e/test_messages.py",
+        "e2e/test_timeouts.py",
+        "faults/test_full_disk.py",
+        "faults/test_proxy.py",
+        "faults/test_resume.py",
+        "faults/test_verdicts.py",
+        "integration/test_bad_input.py",
+        "integration/test_control_process.py",
+        "integration/test_control_session.py",
+        "integration/test_gateway.py",
+        "integration/test_gateway_token.py",
+        "integration/test_grant_log_replay.py",
+        "integration/test_job_permissions.py",
+        "integration/test_local.py",
+        "integration/test_locks.py",
+        "integration/test_policy_reload.py",
+        "integration/test_relay.py",
+        "integration/test_shadow.py",
+        "integration/test_strangers.py",
+        "integration/test_tls.py",
+    ),
+    "alone": (),
+}
+"""In the order in which they run: a broken core shows in seconds, not after the emulated WAN has run."""
 
 
 def room_of(path: Path) -> str:
@@ -29,4 +60,9 @@ def group_of(path: Path, marks: Collection[str]) -> str:
     for mark in marks:
         if mark in GROUPS:
             return mark
-    return "together" if room_of(path) in _TOGETHER else "alone"
+    if path.is_relative_to(TESTS):
+        names = (room_of(path), path.relative_to(TESTS).as_posix())
+        for group, judged in GROUPS.items():
+            if any(name in judged for name in names):
+                return group
+    return "alone"

@@ -20,6 +20,9 @@ def test_every_test_file_is_in_a_group_and_every_group_has_some() -> None:
     groups = {file: group_of(file, ()) for file in files}
     assert set(groups.values()) == set(GROUPS)
     assert all(room_of(file) for file in files)
+    judged = {TESTS / name for names in GROUPS.values() for name in names}
+    assert all(path.exists() for path in judged), "a file that was judged has gone, or has another name"
+    assert len(judged) == sum(len(names) for names in GROUPS.values()), "judged twice"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,9 @@ def test_every_test_file_is_in_a_group_and_every_group_has_some() -> None:
     [
         ("unit/core/test_lanes.py", (), "together"),
         ("unit/core/test_lanes.py", ("alone",), "alone"),
+        ("e2e/test_delivery.py", ("timeout",), "in_pairs"),
+        ("e2e/test_delivery.py", ("alone",), "alone"),
+        ("e2e/test_a_new_file.py", (), "alone"),
         ("wan/test_wan_links.py", ("netns", "slow"), "alone"),
         ("faults/test_soak.py", ("slow", "together"), "together"),
         ("a_new_room/test_it.py", (), "alone"),
@@ -80,7 +86,7 @@ def test_one_bad_group_is_enough_and_an_empty_one_is_not(codes: list[int], code:
 
 
 def test_the_command_runs_each_group_once() -> None:
-    """Tests of either group, from one command line."""
+    """Tests of two groups and none of the third, from one command line."""
     tests = [
         "tests/unit/core/test_units.py::test_rates",
         "tests/faults/test_verdicts.py::test_an_unknown_variable_is_refused_by_both",
@@ -91,7 +97,9 @@ def test_the_command_runs_each_group_once() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     both = re.search(
-        r"##### together: (\d+) passed.*##### alone: 1 passed.*===== (\d+) passed in", done.stdout, re.DOTALL
+        r"##### together: (\d+) passed.*##### in_pairs: 1 passed.*##### alone: no tests.*===== (\d+) passed in",
+        done.stdout,
+        re.DOTALL,
     )
     assert both, done.stdout
     assert int(both[2]) == int(both[1]) + 1 > 1
