@@ -16,11 +16,13 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-MAX_FRAME_BYTES = 4 << 20
-"""Frames kept for a client that doesn't read. Each message costs it some hundred bytes, and what is only of interest
-now (states, predictions) is left out long before: a client that reaches this has stopped reading for good."""
+MAX_FRAME_BYTES = 64 << 20
+"""Frames kept for a client that doesn't read: a stopped process is not dead, and each of its senders may have
+``[agent] sends`` small messages (16,384) under way to it, at some hundred bytes here: this is for 40 such senders. What
+is only of interest now (states, predictions) is left out long before."""
 ADVICE_LIMIT_BYTES = 64 << 10
 _BUFFERS_PER_CALL = 256
+_NOTHING = memoryview(b"")
 
 
 class _Item:
@@ -42,6 +44,8 @@ class Outbox:
         self._sock = sock
         self._failed = failed
         self._items: deque[_Item] = deque()
+        self._tail = bytearray()
+        """Frames behind the items, in one piece: as items of their own they would take four times their size."""
         self._frame_bytes = 0
         self._flush_due = False
         self._writing = False
@@ -51,7 +55,12 @@ class Outbox:
         """Queue a frame; ``fd`` rides along (a duplicate is taken). Those of one tick of the loop leave together."""
         if self._open:
             self._frame_bytes += len(data)
-            self._put(_Item(memoryview(data), -1 if fd is None else os.dup(fd), False))
+            if fd is None:
+                self._tail += data
+            else:
+                self._seal()
+                self._items.append(_Item(memoryview(data), os.dup(fd), False))
+            self._flush_soon()
 
     def advice(self, data: bytes) -> None:
         """A frame that only matters now: left out while the client lags."""
@@ -61,17 +70,25 @@ class Outbox:
     def payload(self, view: memoryview) -> None:
         """Queue payload behind its frame."""
         if self._open:
-            self._put(_Item(view, -1, True))
+            self._seal()
+            self._items.append(_Item(view, -1, True))
+            self._flush_soon()
 
     def then(self, call: Callable[[], None]) -> None:
         """Call when all that is queued now is in the socket: at once, where nothing is."""
+        self._seal()
         if self._items and self._open:
-            self._items.append(_Item(memoryview(b""), -1, False, call))
+            self._items.append(_Item(_NOTHING, -1, False, call))
         else:
             call()
 
-    def _put(self, item: _Item) -> None:
-        self._items.append(item)
+    def _seal(self) -> None:
+        """What comes from now on is behind the frames that are there."""
+        if self._tail:
+            self._items.append(_Item(memoryview(self._tail), -1, False))
+            self._tail = bytearray()
+
+    def _flush_soon(self) -> None:
         # A socket that never gets writable calls nobody: the bound is looked at all the same.
         if not self._flush_due and (not self._writing or self._frame_bytes > MAX_FRAME_BYTES):
             self._flush_due = True
@@ -82,8 +99,7 @@ class Outbox:
         if not self._open:
             return
         try:
-            while self._items:
-                self._send_some()
+            self._send_all()
         except BlockingIOError:
             pass
         except OSError as error:
@@ -98,6 +114,14 @@ class Outbox:
                 self._loop.add_writer(self._sock, self._flush)
             else:
                 self._loop.remove_writer(self._sock)
+
+    def _send_all(self) -> None:
+        """Until nothing is left, what those who waited for it say at that included. Raises BlockingIOError."""
+        self._seal()
+        while self._items:
+            self._send_some()
+            if not self._items:
+                self._seal()
 
     def _send_some(self) -> None:
         """One system call. A descriptor travels with the first byte of its frame, so such a frame starts a call."""
@@ -147,8 +171,7 @@ class Outbox:
         if self._writing:
             self._loop.remove_writer(self._sock)
         try:
-            while self._items:
-                self._send_some()
+            self._send_all()
         except OSError:
             pass  # full or broken: the client finds out by the end of the connection
         items, self._items = self._items, deque()

@@ -539,7 +539,7 @@ def test_small_messages_at_a_stopped_receiver_wait_and_all_arrive(start: Callabl
     stopped.signal(signal.SIGSTOP)
     idle = [rss_bytes(agent.pid, "RssAnon") for agent in net.cluster.agents]
     handles = [sender.isend(number.to_bytes(8, "little"), dst=1, tag=1, timeout_s=60) for number in range(count)]
-    sender.link_state(1)  # the agent has read all of it
+    sender.link_state(1, timeout_s=60)  # the agent has read all of it
     grown = [rss_bytes(agent.pid, "RssAnon") - before for agent, before in zip(net.cluster.agents, idle, strict=True)]
     print(f"{count} small messages: agents have grown by {[g // KIB for g in grown]} KiB")
     assert max(grown) < count * 4 * KIB + 16 * MIB

@@ -6,6 +6,7 @@ import array
 import asyncio
 import os
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -101,5 +102,42 @@ def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.sleep(0)
         assert len(failures) == 1
         assert "has not read" in failures[0]
+
+    play(body)
+
+
+def test_a_stopped_client_is_kept_over_many_small_frames_and_reads_all_of_them_in_the_end() -> None:
+    """What a trainer that stands still is told of 100,000 small messages; in pieces of their own this took 40 MiB."""
+    frame = bytes(range(100))
+
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        tracemalloc.start()
+        for number in range(100_000):
+            box.frame(frame)
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert failures == []
+        assert kept < 1.5 * 100_000 * len(frame)
+        assert await read(theirs, 100_000 * len(frame)) == frame * 100_000
+
+    play(body)
+
+
+def test_what_is_said_when_others_have_left_leaves_too() -> None:
+    """Whoever waited for the frames before it may say more at that moment, while the last flush is still at it."""
+
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        big = bytes(2 << 20)
+        box.frame(big)
+        await asyncio.sleep(0.01)  # the socket is full
+        box.then(lambda: box.frame(b"more"))
+        box.frame(b"behind")
+        got = await read(theirs, len(big) + 10)
+        assert got[len(big) :] == b"behindmore"
+        box.then(lambda: box.frame(b"at once"))
+        assert await read(theirs, 7) == b"at once"
+        assert failures == []
 
     play(body)
