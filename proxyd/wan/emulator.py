@@ -80,7 +80,7 @@ class Link:
 
     def offer(self, packet: Any, length: int, now_ns: int) -> None:
         """A packet from the sending site."""
-        if self.down or (self.tampers and not self.tamperer.fits(length)):
+        if self.down or (self.tampers and not (self.tamperer.fits(length) and self.tamperer.knows(packet, now_ns))):
             self.lost_packets += 1
             self.lost_bytes += length
         elif self.policer is not None and not self.policer.admits(length, now_ns):

@@ -29,7 +29,9 @@ class LinkFaults:
 
     ``corrupt``: one bit of a TCP payload is flipped, and the checksum fits. ``duplicate``: a packet arrives twice.
     ``reorder``: a packet arrives ``reorder_ns`` later than it should, behind its successors. ``mtu_bytes``: larger IP
-    packets vanish, and nobody is told (a path MTU that ICMP doesn't report).
+    packets vanish, and nobody is told (a path MTU that ICMP doesn't report). ``forget_ns``: of a TCP connection that
+    had no packet this way for longer everything vanishes from then on (a NAT or firewall that dropped its entry); new
+    connections pass.
     """
 
     corrupt: float = 0.0
@@ -37,6 +39,7 @@ class LinkFaults:
     reorder: float = 0.0
     reorder_ns: int = 5_000_000
     mtu_bytes: int | None = None
+    forget_ns: int | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class LinkFaults:
             raise WanError(f"reorder_ns must be >= 0, got {self.reorder_ns}")
         if self.mtu_bytes is not None and self.mtu_bytes < 68:
             raise WanError(f"mtu_bytes must be at least 68, the least that IPv4 allows, got {self.mtu_bytes}")
+        if self.forget_ns is not None and self.forget_ns <= 0:
+            raise WanError(f"forget_ns must be > 0, got {self.forget_ns}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the emulator."""
@@ -68,6 +73,8 @@ class Tamperer:
         self._random = random.Random(self.faults.seed)
         self._resetting = False
         self._was_reset: set[bytes] = set()
+        self._heard_ns: dict[bytes, int | None] = {}
+        """When each connection's last packet came; None: it is forgotten."""
         self._late: list[tuple[int, int, bytes]] = []
         self._made_late = 0
 
@@ -75,6 +82,8 @@ class Tamperer:
         """From now on these; the seed begins anew. What is under way late stays so."""
         self.faults = faults
         self._random = random.Random(faults.seed)
+        if faults.forget_ns is None:
+            self._heard_ns.clear()
 
     def reset(self, on: bool) -> None:
         """Each TCP connection's next packet, and no other, becomes a reset, until this is switched off."""
@@ -87,6 +96,18 @@ class Tamperer:
             return True
         self.oversized_packets += 1
         return False
+
+    def knows(self, packet: bytes, now_ns: int) -> bool:
+        """Whether the connection of a packet hasn't been forgotten over a silence; notes that it was heard of."""
+        if self.faults.forget_ns is None or (found := _tcp(packet)) is None:
+            return True
+        flow = _flow(packet, found[0])
+        heard_ns = now_ns if packet[found[0] + 13] & _SYN else self._heard_ns.get(flow, now_ns)
+        if heard_ns is None or now_ns - heard_ns > self.faults.forget_ns:
+            self._heard_ns[flow] = None
+            return False
+        self._heard_ns[flow] = now_ns
+        return True
 
     def deliver(self, packet: bytes, now_ns: int) -> list[bytes]:
         """What arrives now in the place of a packet that is due: one packet, two, or none (yet)."""
@@ -140,7 +161,7 @@ class Tamperer:
         if found is None or packet[found[0] + 13] & (_SYN | _RST):
             return None
         tcp = found[0]
-        flow = packet[_ADDRESSES] + packet[tcp : tcp + 4]
+        flow = _flow(packet, tcp)
         if flow in self._was_reset:
             return None
         self._was_reset.add(flow)
@@ -165,6 +186,11 @@ def _tcp(packet: bytes) -> tuple[int, int] | None:
     if len(packet) < tcp + _TCP_HEADER_BYTES:
         return None
     return tcp, tcp + (packet[tcp + 12] >> 4) * 4
+
+
+def _flow(packet: bytes, tcp: int) -> bytes:
+    """What tells one direction of a connection from all others: addresses and ports."""
+    return packet[_ADDRESSES] + packet[tcp : tcp + 4]
 
 
 def _folded(total: int) -> int:

@@ -113,7 +113,27 @@ def test_twice_too_large_and_the_same_again_with_the_same_seed() -> None:
     assert tamperer.oversized_packets == 1
 
 
-@pytest.mark.parametrize("wrong", [{"corrupt": 1.0}, {"duplicate": -0.1}, {"reorder_ns": -1}, {"mtu_bytes": 67}])
+def test_a_connection_that_was_silent_for_too_long_is_forgotten_and_no_other() -> None:
+    tamperer = Tamperer()
+    tamperer.set(LinkFaults(forget_ns=100))
+    quiet, busy = tcp_packet(b"x"), tcp_packet(b"x", port=1001)
+    assert tamperer.knows(quiet, 0), "one that stood before is known"
+    assert [tamperer.knows(busy, at) for at in (0, 100, 200)] == [True] * 3
+    assert tamperer.knows(quiet, 100)
+    assert not tamperer.knows(quiet, 201)
+    assert not tamperer.knows(quiet, 202), "trying again soon brings nothing back"
+    assert tamperer.knows(busy, 203)
+    assert tamperer.knows(tcp_packet(b"", flags=SYN), 204), "a new connection, though its ports are the old one's"
+    assert tamperer.knows(quiet, 205)
+    udp = bytearray(quiet)
+    udp[9] = 17
+    assert tamperer.knows(bytes(udp), 900)
+
+
+WRONG = [{"corrupt": 1.0}, {"duplicate": -0.1}, {"reorder_ns": -1}, {"mtu_bytes": 67}, {"forget_ns": 0}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_faults_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(WanError):
         LinkFaults(**wrong)  # type: ignore[arg-type]
