@@ -1,10 +1,12 @@
 """The way between two agents breaks under load: cut, one-sided, reset, corrupted, a pulled cable, small packets only.
 
 Every test looks at the health before and after, and ends with an error in words or with every byte right.
+``FAULTS_LONG=1`` cuts the link for a minute, as in the table of docs/reliability.md.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,7 +18,8 @@ from proxyd.wan import LinkFaults, LinkSpec, Wan
 from proxyd_client import PeerLost, ProxydError
 from tests.e2e.rig import MIB, CountedEndpoint, Counters, Health, Net, pattern, until
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
+LONG = os.environ.get("FAULTS_LONG") == "1"
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(180 if LONG else 90)]
 
 SPEC = LinkSpec(12_500_000, None, 10_000_000, 250_000)
 PAIRS = [("a", "b"), ("b", "a")]
@@ -24,6 +27,7 @@ TOLD = dict.fromkeys(PAIRS, LinkFigures("100Mbit", "20ms", "1bdp", mtu=9000, est
 SIZE = 24 * MIB
 PEER_TIMEOUT_S = 3.0
 """A tenth of the default: what is tested is that it is kept, not how long it is."""
+CUT_S = 60.0 if LONG else 1.5
 NOTICED_S = 8.0
 RESUMES_S = 3.0
 SLACK_S = 3.0
@@ -34,6 +38,13 @@ SLACK_S = 3.0
 def wan() -> Iterator[Wan]:
     """Ask for it before ``start``: it outlives that."""
     with Wan({"a": 1, "b": 1}, dict.fromkeys(PAIRS, SPEC), slow_start_after_idle=False) as one:
+        yield one
+
+
+@pytest.fixture
+def wider_wan() -> Iterator[Wan]:
+    """With a host for the coordinator at b."""
+    with Wan({"a": 1, "b": 2}, dict.fromkeys(PAIRS, SPEC), slow_start_after_idle=False) as one:
         yield one
 
 
@@ -52,14 +63,14 @@ def test_a_cut_shorter_than_the_timeout_costs_time_and_nothing_else(
     wan: Wan, start: Callable[..., Net], direction: str
 ) -> None:
     """A blackhole without a reset, also of one direction only: what was sent goes on, no byte arrives twice."""
-    net = start(links=TOLD, wan=wan, agent={"peer_timeout": "30s"})
+    net = start(links=TOLD, wan=wan, agent={"peer_timeout": "120s"})
     sender, receiver, health = settled(net)
     before = Counters.of(net.cluster)
     handle = sender.isend(pattern(SIZE), dst=1, tag=1)
     receive = receiver.irecv(src=0, tag=1)
     until(lambda: Counters.of(net.cluster).received - before.received > 4 * MIB, "payload is under way")
     wan.cut(direction)
-    time.sleep(1.5)
+    time.sleep(CUT_S)
     assert not receive.done()
     wan.heal()
     healed_s = time.monotonic()
@@ -98,6 +109,30 @@ def test_a_cut_longer_than_the_timeout_is_said_on_both_sides_and_heals(
     assert took_s < PEER_TIMEOUT_S + NOTICED_S
     wan.heal()
     health.recovered()
+
+
+def test_an_idle_receive_from_a_host_that_vanished_ends(wider_wan: Wan, start: Callable[..., Net]) -> None:
+    """Nothing is under way, nothing was reset, and nobody says good-bye: the coordinator misses it, and says so."""
+    net = start(
+        links=TOLD,
+        wan=wider_wan,
+        agent={"peer_timeout": f"{PEER_TIMEOUT_S:g}s"},
+        coordinator={"peer_timeout": f"{PEER_TIMEOUT_S:g}s"},
+        coordinator_hosts={"coordinator": ("b", 1)},
+    )
+    net.injects_fault("host a is cut off")
+    sender, receiver = net.pair()
+    handle = sender.isend(pattern(1000), dst=1, tag=1)
+    assert np.array_equal(receiver.recv(src=0, tag=1, timeout_s=20).array, pattern(1000))
+    handle.wait(10)
+    idle = receiver.irecv(src=0, tag=2)
+    wider_wan.cut()
+    cut_s = time.monotonic()
+    with pytest.raises(PeerLost, match=rf"{net.job}/0 .*agent a/a-0 has not been heard of"):
+        idle.wait(40)
+    took_s = time.monotonic() - cut_s
+    print(f"an idle receive ended {took_s:.2f} s after its sender's host vanished")
+    assert took_s < PEER_TIMEOUT_S + NOTICED_S + SLACK_S
 
 
 def test_resets_on_every_connection_are_no_end(wan: Wan, start: Callable[..., Net]) -> None:
