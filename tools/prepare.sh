@@ -2,8 +2,8 @@
 # Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
 #   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
-#   tools/prepare.sh tests          the same, and libfaketime and etcd; without them the tests of wall clock steps and of
-#                                   a coordinator's standby skip
+#   tools/prepare.sh tests          the same, and libfaketime, etcd and promtool; without them the tests of wall clock
+#                                   steps, of a coordinator's standby and of the alerts skip
 set -euo pipefail
 
 apt_install() {
@@ -13,6 +13,23 @@ apt_install() {
     # A fresh image has no package lists yet.
     apt-get update -q </dev/null >/dev/null 2>&1 || true
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >&2
+}
+
+# The program alone: the package would also start a server.
+fetch_promtool() {
+    local into="$PWD/build/tools" unpacked
+    command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 || return 1
+    echo "proxyd: fetching promtool with apt-get" >&2
+    unpacked="$(mktemp -d)"
+    (
+        cd "$unpacked"
+        apt-get download -q prometheus >/dev/null 2>&1 ||
+            { apt-get update -q >/dev/null 2>&1 && apt-get download -q prometheus >/dev/null 2>&1; } || exit 1
+        dpkg-deb -x prometheus_*.deb . && mkdir -p "$into" && cp usr/bin/promtool "$into/"
+    )
+    local code=$?
+    rm -rf "$unpacked"
+    return $code
 }
 
 case "${1:-}" in
@@ -49,6 +66,9 @@ net | tests)
     fi
     if [ "$1" = tests ] && ! command -v etcd >/dev/null 2>&1 && ! apt_install etcd-server; then
         echo "proxyd: etcd is missing (package etcd-server): the tests of a standby coordinator skip." >&2
+    fi
+    if [ "$1" = tests ] && ! command -v promtool >/dev/null 2>&1 && ! [ -x build/tools/promtool ] && ! fetch_promtool; then
+        echo "proxyd: promtool is missing (package prometheus): the test of the alerts skips." >&2
     fi
     ;;
 *)
