@@ -47,9 +47,10 @@ FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 1.0
 ATTEMPT_S = 5.0
 """What one attempt may take: an agent that accepts and says nothing is tried anew."""
-REMEMBERED = 1024
-"""Delivered messages remembered of one sender. The agent needs those whose acknowledgement was on its way when it died:
-what arrives within a round trip."""
+REMEMBERED = 4096
+"""Delivered messages remembered of one sender. The agent's next life needs those that nobody had acknowledged when it
+died: what arrives within a round trip, or, where this process had stood still, all that the kernel held for it. That is
+256 KiB (:data:`proxyd.agent.local.UNREAD_BYTES`), and each message takes at least 80 bytes of it."""
 MOST_SENDERS = 4096
 MOST_SEQUENCES = 1 << 17
 """... and of all senders together, in what is told to the agent."""
@@ -114,9 +115,10 @@ class Knowledge:
         frames: list[Frame] = []
         for (rank, incarnation), sender in self._senders.items():
             waits = sorted(of_sender.get((rank, incarnation), ()))
-            frames.append(_frame(rank, incarnation, sender.highest, sender.latest(each), waits[:MAX_RESUMED]))
-            for start in range(MAX_RESUMED, len(waits), MAX_RESUMED):
-                frames.append(_frame(rank, incarnation, sender.highest, (), waits[start : start + MAX_RESUMED]))
+            ended = sender.latest(each)
+            for start in range(0, max(1, len(ended), len(waits)), MAX_RESUMED):
+                part = slice(start, start + MAX_RESUMED)
+                frames.append(_frame(rank, incarnation, sender.highest, ended[part], waits[part]))
         return frames
 
 

@@ -20,6 +20,9 @@ SO_PEERPIDFD = 77
 SOCKET_MODE = 0o660
 MIN_CLIENTS = 4
 DESCRIPTORS_PER_CLIENT = 8
+UNREAD_BYTES = 256 << 10
+"""What the kernel holds for a trainer that doesn't read, whatever the host's default is: frames of some 2,000 messages.
+A trainer remembers more (``proxyd_client.resuming``): were it fewer, its next agent could not tell what had arrived."""
 _BACKLOG = 4096
 _UCRED = struct.Struct("=iII")
 
@@ -87,6 +90,7 @@ class ClientListener:
 
     def _greet(self, sock: socket.socket, address: object, leave: Callable[[], None]) -> Dismiss:
         if self._unix:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES // 2)  # the kernel doubles it
             who = credentials_of(sock)
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import proxyd_client
+from proxyd.agent.local import UNREAD_BYTES
 from proxyd.wire import arena as layout
 from proxyd.wire import client as wire
-from proxyd.wire.envelope import ErrorCode, TransferId
+from proxyd.wire.envelope import Envelope, ErrorCode, TransferId
 from proxyd_client import (
     AgentUnavailable,
     ClosedError,
@@ -571,11 +572,20 @@ def test_knowledge_is_bounded_and_never_claims_more_than_it_holds() -> None:
         knowledge.delivered(3, TransferId(77, sequence))
     assert not knowledge.offered(3, TransferId(77, 5))
     assert knowledge.offered(3, TransferId(77, 9000))
-    [frame] = knowledge.frames([(3, TransferId(77, 9000))])
-    assert frame == wire.Resume(3, 77, 9000, tuple(range(101, REMEMBERED + 101)), (9000,))
+    first, *others = knowledge.frames([(3, TransferId(77, 9000))])
+    assert first == wire.Resume(3, 77, 9000, tuple(range(101, wire.MAX_RESUMED + 101)), (9000,))
+    told = [sequence for frame in (first, *others) if isinstance(frame, wire.Resume) for sequence in frame.delivered]
+    assert told == list(range(101, REMEMBERED + 101))
+    assert all(len(wire.encode(frame)) < wire.MAX_BODY_BYTES for frame in (first, *others))
     for life in range(MOST_SENDERS + 10):
         knowledge.offered(1, TransferId(1000 + life, 1))
     assert len(knowledge.frames([])) == MOST_SENDERS
+
+
+def test_more_is_remembered_than_the_kernel_holds_for_a_trainer_that_stands_still() -> None:
+    """What it reads when it goes on may all be unacknowledged, and its agent dead."""
+    least = wire.Offered(1 << 40, 1 << 40, Envelope("", 0, 1, "", 0, 0, 0, "", ()), 0, 0)
+    assert UNREAD_BYTES // len(wire.encode(least)) < REMEMBERED
 
 
 def test_many_awaited_messages_go_in_several_frames() -> None:
