@@ -29,6 +29,7 @@ from proxyd.wire.client import (
     RecvData,
     RecvFailed,
     Release,
+    SendPhase,
     encode,
 )
 from proxyd.wire.codec import WireError
@@ -531,7 +532,9 @@ class Receiver:
 
     def _timeout(self, receive: Receive, timeout_s: float | None) -> TransferTimeout:
         incoming = receive.incoming
-        if incoming is not None:
+        if self.core.away:
+            what = SendPhase.AGENT_AWAY.label  # whatever else is missing, it is for want of the agent
+        elif incoming is not None:
             what = f"{receive.phase}, {incoming.landed_bytes} of {incoming.envelope.nbytes} bytes have landed"
         elif receive.src is not None and receive.src not in self._here:
             what = f"no process is registered as {self.core.name_of(receive.src)}"
@@ -561,6 +564,6 @@ class Receiver:
             peer=peer,
             tag=receive.tag,
             group=receive.group,
-            phase=receive.phase,
+            phase=SendPhase.AGENT_AWAY.label if self.core.away else receive.phase,
             bytes_done=incoming.landed_bytes if incoming is not None else 0,
         )

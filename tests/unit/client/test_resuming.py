@@ -404,6 +404,21 @@ def test_an_agent_that_stays_away_is_an_error_after_the_time(life: Lives, connec
     sender.close()
 
 
+def test_timeouts_say_that_it_is_the_agent_that_is_away(life: Lives, connect: Connect) -> None:
+    """And not, say, that nobody is registered as the sender."""
+    old = life(hold=True)
+    endpoint = connect(old, 0)
+    handle, receive = endpoint.isend(content(1000), dst=1), endpoint.irecv(src=1)
+    old.kill()
+    until(lambda: endpoint._session.core.away)
+    for wait in (handle.wait, receive.wait):
+        with pytest.raises(TransferTimeout, match="waiting for this host's agent to come back") as caught:
+            wait(0)
+        assert caught.value.phase == "waiting for this host's agent to come back"
+    life()
+    endpoint.close()
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
