@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,18 +46,49 @@ def view_of(data: Bytes) -> memoryview:
     return memoryview(cast(Any, data))
 
 
+class Mover(Protocol):
+    """What carries a message between a block and memory that isn't one run of host bytes: strided, or a device's.
+
+    It moves the whole message in one pass. Called without any lock of the library held, from whichever thread.
+    """
+
+    nbytes: int
+
+    def write_to(self, block: Bytes) -> None:
+        """Put the message into ``block``, all of it before this returns."""
+
+    def read_from(self, block: Bytes) -> None:
+        """Take the message out of ``block``, all of it before this returns."""
+
+
 class Payload(NamedTuple):
     """A buffer as the wire sees it."""
 
     data: Bytes
-    """Its bytes, one-dimensional, sharing its memory."""
+    """Its bytes, one-dimensional, sharing its memory; empty where a mover has them."""
     dtype: str
     shape: tuple[int, ...]
+    mover: Mover | None = None
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return int(self.data.size)
+        return int(self.data.size) if self.mover is None else self.mover.nbytes
+
+    def write_to(self, block: Bytes) -> None:
+        """Copy all of it into a block of its size. numpy copies without the GIL."""
+        if self.mover is None:
+            np.copyto(block, self.data)
+        else:
+            self.mover.write_to(block)
+
+    def in_one_piece(self) -> Bytes:
+        """Its bytes; a copy where a mover has them."""
+        if self.mover is None:
+            return self.data
+        block: Bytes = np.empty(self.nbytes, np.uint8)
+        self.mover.write_to(block)
+        return block
 
 
 def itemsize_of(dtype: str) -> int | None:
@@ -102,13 +133,15 @@ def payload_of(
 ) -> Payload:
     """Look at ``buffer`` without copying.
 
-    :param buffer: a numpy array or anything with the buffer protocol, C-contiguous.
+    :param buffer: a numpy array or anything with the buffer protocol, C-contiguous (or a :class:`Payload`).
     :param dtype: names the elements when the buffer can't (raw bytes that hold bfloat16).
     :param shape: the shape to travel along; needs ``dtype`` unless it only reshapes.
     :param writable: the buffer is to be received into.
     :raises ArgumentError: strided, read-only where it must not be, or sizes that don't agree.
     :raises TypeError: no buffer at all.
     """
+    if isinstance(buffer, Payload):
+        return buffer
     array = buffer if isinstance(buffer, np.ndarray) else _array_over(buffer)
     if not array.flags.c_contiguous:
         raise ArgumentError(
@@ -161,13 +194,13 @@ def _checked_shape(dtype: str, nbytes: int, shape: Sequence[int] | None, array: 
     return wanted
 
 
-def misfit(payload: Payload, dtype: str, shape: tuple[int, ...], nbytes: int) -> str:
+def misfit(payload: Payload, dtype: str, shape: tuple[int, ...], nbytes: int, *, strict: bool = False) -> str:
     """Why a message does not fit a receive buffer, in words; empty when it does.
 
-    Raw bytes take any dtype of the same size; a buffer with a dtype takes only that dtype. Shapes may differ as long as
-    the sizes agree.
+    Raw bytes take any dtype of the same size, unless ``strict``; a buffer with a dtype takes only that dtype. Shapes
+    may differ as long as the sizes agree.
     """
-    if payload.nbytes == nbytes and (payload.dtype in (dtype, RAW_DTYPE)):
+    if payload.nbytes == nbytes and (payload.dtype == dtype or (payload.dtype == RAW_DTYPE and not strict)):
         return ""
     return (
         f"the message is {dtype}{list(shape)} ({nbytes} bytes), "

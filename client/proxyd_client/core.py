@@ -7,6 +7,7 @@ import threading
 import time
 
 from proxyd.wire.client import Welcome
+from proxyd_client.calls import Calls
 from proxyd_client.dial import Address, Identity
 from proxyd_client.errors import ArgumentError, ClosedError, ProxydError
 from proxyd_client.link import Link
@@ -25,6 +26,7 @@ class SessionCore:
         self.link = link
         self.progress = progress
         self.lock: threading.Lock = progress.lock
+        self.calls = Calls()
         self.failure: ProxydError | None = None
         self.closing = False
         self.away = False

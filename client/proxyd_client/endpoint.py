@@ -164,11 +164,22 @@ class Endpoint:
         return Handle(cast("Operation[Message]", receive))
 
     def irecv_into(
-        self, out: Any, src: int | None = None, tag: int = 0, *, group: str = "", dtype: Any = None
+        self,
+        out: Any,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        group: str = "",
+        dtype: Any = None,
+        strict: bool = False,
     ) -> Handle[int]:
-        """Post a receive into ``out`` (see :meth:`recv_into`), which must stay alone until the handle is done."""
+        """Post a receive into ``out`` (see :meth:`recv_into`), which must stay alone until the handle is done.
+
+        :param strict: as torch and MPI count: raw bytes are a dtype like any other, and a message that doesn't fit is
+            dropped with the receive that it was for, so that the next two belong together again.
+        """
         into = payload_of(out, dtype, writable=True)
-        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), into)
+        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), into, strict=strict)
         return Handle(cast("Operation[int]", receive))
 
     def announce(

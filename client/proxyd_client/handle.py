@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
@@ -21,6 +22,13 @@ class Operation(Protocol[T_co]):
 
     def cancel(self) -> bool:
         """Give it up; False when it has ended already."""
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once it has ended, in a thread of the library's own."""
+
+    @property
+    def source(self) -> int | None:
+        """Rank that the message is from, where it is known."""
 
     def describe(self) -> str:
         """One line for a person."""
@@ -58,6 +66,19 @@ class Handle(Generic[T_co]):
         A cancelled receive is as if never posted: the message, if one was there, goes to the next receive.
         """
         return self._operation.cancel()
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Have ``callback()`` called once it has ended, well or not; :meth:`wait` then returns or raises at once.
+
+        It is called soon, in a thread that all callbacks of the endpoint share. It must be short, and may call the
+        library. What it raises goes to :func:`threading.excepthook`.
+        """
+        self._operation.call_when_done(callback)
+
+    @property
+    def source(self) -> int | None:
+        """Rank that the message is from: of a receive from any source known once a message was matched to it."""
+        return self._operation.source
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._operation.describe()}>"

@@ -9,7 +9,8 @@ Two numbers keep the order when something comes *back*: a message whose receive 
 and a receive whose message was taken back by its sender return to their old places, not to the end.
 
 A message that doesn't fit the receive whose turn it is fails that receive and stays where it is: the caller still has
-it, and can take it with ``recv``.
+it, and can take it with ``recv``. A receive that *drops* takes such a message along: the two were meant for each other
+(MPI and torch count so), and what is posted next on both sides belongs together again.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Posted:
     tag: int
     misfit: Callable[[Envelope], str]
     """Why a message can't be taken, in words; empty when it can."""
+    drops: bool = False
+    """A message that can't be taken is dropped with this receive: the next one is for the next receive."""
     number: int = 0
     incoming: Incoming | None = None
 
@@ -188,7 +191,7 @@ class Matcher:
         reason = "" if message.failed is not None else receive.misfit(message.envelope)
         if reason:
             outcome.misfits.append((receive, message, reason))
-            return False
+            return receive.drops
         receive.incoming = message
         message.receive = receive
         outcome.matched.append((receive, message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxyd.wire.envelope import Envelope
@@ -18,14 +19,31 @@ if TYPE_CHECKING:
 class Receive(Posted):
     """One receive; an :class:`~proxyd_client.handle.Operation` that gives a Message, or the byte count of ``into``."""
 
-    __slots__ = ("_receiver", "copied_bytes", "copying", "ended", "error", "into", "result", "waiters")
+    __slots__ = (
+        "_receiver",
+        "callbacks",
+        "copied_bytes",
+        "copying",
+        "ended",
+        "error",
+        "into",
+        "origin",
+        "result",
+        "waiters",
+    )
 
-    def __init__(self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None) -> None:
+    def __init__(
+        self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None, *, strict: bool = False
+    ) -> None:
         def check(envelope: Envelope) -> str:
-            return misfit(into, envelope.dtype, envelope.shape, envelope.nbytes) if into is not None else ""
+            if into is None:
+                return ""
+            return misfit(into, envelope.dtype, envelope.shape, envelope.nbytes, strict=strict)
 
-        super().__init__(src, group, tag, check)
+        super().__init__(src, group, tag, check, drops=strict)
         self._receiver = receiver
+        self.callbacks: tuple[Callable[[], None], ...] = ()
+        self.origin: int | None = src
         self.into = into
         self.copied_bytes = 0
         self.copying = False
@@ -49,6 +67,7 @@ class Receive(Posted):
             and not self.copying
             and not self.ended
             and incoming.landed_bytes > self.copied_bytes
+            and (self.into.mover is None or incoming.complete)  # a mover moves all in one pass
         )
 
     def wait(self, timeout_s: float | None) -> Message | int:
@@ -58,6 +77,15 @@ class Receive(Posted):
     def poll(self) -> bool:
         """Whether it has ended; reads what is there, and copies a piece of it."""
         return self._receiver.poll(self)
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """See :meth:`Handle.call_when_done`."""
+        self._receiver.call_when_done(self, callback)
+
+    @property
+    def source(self) -> int | None:
+        """Rank of the sender; None while that is open."""
+        return self.origin
 
     def eta_s(self) -> float | None:
         """Seconds until the predicted arrival of the last byte."""

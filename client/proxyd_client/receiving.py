@@ -12,6 +12,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import numpy as np
@@ -42,6 +43,7 @@ from proxyd_client.errors import (
     PeerLost,
     ProxydError,
     TransferCancelled,
+    TransferFailed,
     TransferTimeout,
     class_of_code,
     next_step_of_code,
@@ -81,11 +83,11 @@ class Receiver:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def post(self, src: int | None, group: str, tag: int, into: Payload | None) -> Receive:
+    def post(self, src: int | None, group: str, tag: int, into: Payload | None, *, strict: bool = False) -> Receive:
         """Post a receive."""
         core = self.core
         core.check_process()
-        receive = Receive(self, src, group, tag, into)
+        receive = Receive(self, src, group, tag, into, strict=strict)
         with core.lock:
             core.check_open()
             self._settle(self._matcher.post(receive))
@@ -135,6 +137,16 @@ class Receiver:
                 if receive.copy_is_due:
                     self._copy_step(receive)
             return receive.ended and not receive.copying
+
+    def call_when_done(self, receive: Receive, callback: Callable[[], None]) -> None:
+        """See :meth:`Receive.call_when_done`."""
+        core = self.core
+        core.check_process()
+        with core.lock:
+            if receive.ended:
+                core.calls.put(callback)
+            else:
+                receive.callbacks += (callback,)
 
     def cancel(self, receive: Receive) -> bool:
         """See :meth:`Receive.cancel`."""
@@ -281,9 +293,8 @@ class Receiver:
     def _declare_lost(self, frame: PeerGone) -> None:
         """Unless another life of the rank has come, its receives fail; in a thread of its own."""
         with self.core.lock:
-            if self.core.failure is not None or frame.rank in self._here:
-                return
-            self._lose(frame.rank, frame.message or "its process has ended")
+            if self.core.failure is None and frame.rank not in self._here:
+                self._lose(frame.rank, frame.message or "its process has ended")
 
     def _lose(self, rank: int, why: str) -> None:
         self._gone[rank] = why
@@ -359,8 +370,7 @@ class Receiver:
         for receive in (*waiting, *held):
             if not receive.ended:
                 what = "was given up"
-                if receive.incoming is not None:
-                    incoming = receive.incoming
+                if (incoming := receive.incoming) is not None:
                     done = f"{incoming.landed_bytes} of {incoming.envelope.nbytes} bytes done"
                     what = f"was given up ({receive.phase}, {done})"
                 self._end(receive, self._error(type(error), receive, what, str(error), ""))
@@ -397,26 +407,29 @@ class Receiver:
         incoming.mapping, incoming.arena, incoming.offset, incoming.accepted = mapping, arena, offset, True
 
     def _settle(self, outcome: Outcome) -> None:
-        for receive, incoming, reason in outcome.misfits:
-            self._end(
-                cast(Receive, receive),
-                self._error(
-                    MismatchError,
-                    cast(Receive, receive),
-                    "does not fit",
-                    reason,
-                    "The buffer is untouched and the message stays queued: take it with recv()",
-                    peer=incoming.envelope.src_rank,
-                ),
-            )
+        for posted, incoming, reason in outcome.misfits:
+            receive = cast(Receive, posted)
+            step = "The buffer is untouched and the message stays queued: take it with recv()"
+            if receive.drops:
+                step = "The buffer is untouched and the message was dropped; the next receive gets the next one"
+                self._drop(incoming)
+            peer = incoming.envelope.src_rank
+            self._end(receive, self._error(MismatchError, receive, "does not fit", reason, step, peer=peer))
         for _, incoming in outcome.matched:
             self._advance(incoming)
+
+    def _drop(self, incoming: Incoming) -> None:
+        """Nobody will take a message: it lands for a receive that nobody holds, whose result gives its block back."""
+        sink = Receive(self, incoming.envelope.src_rank, incoming.envelope.group, incoming.envelope.tag, None)
+        incoming.receive, sink.incoming = sink, incoming
+        self._advance(incoming)
 
     def _advance(self, incoming: Incoming) -> None:
         """A message was matched, or more of it landed: take the next step that is possible."""
         receive = cast("Receive | None", incoming.receive)
         if receive is None:
             return
+        receive.origin = incoming.envelope.src_rank
         if incoming.failed is not None:
             self._fail_with(receive, incoming)
         elif incoming.awaited:
@@ -450,25 +463,41 @@ class Receiver:
         if incoming is None or into is None:
             return
         start = receive.copied_bytes
-        end = min(incoming.landed_bytes, start + _COPY_BYTES)
+        end = incoming.landed_bytes if into.mover else min(incoming.landed_bytes, start + _COPY_BYTES)
         source = self._source(incoming)
         mapping, offers = incoming.mapping, incoming.offers  # the session, or the agent, may end meanwhile
         offset = incoming.offset
+        broken: Exception | None = None
         receive.copying = True
         self.core.lock.release()
         try:
-            np.copyto(into.data[start:end], source[start:end])
+            if into.mover is not None:
+                into.mover.read_from(source)
+            else:
+                np.copyto(into.data[start:end], source[start:end])
             if mapping is not None and incoming.envelope.nbytes > LARGE_BYTES:
                 mapping.forget_pages(offset + start, end - start)
+        except Exception as error:  # noqa: BLE001 - of a mover's: this thread may be anybody's, and has others to serve
+            broken = error
         finally:
             self.core.lock.acquire()
             receive.copying = False
             self.core.progress.notify()
         if receive.ended or receive.incoming is not incoming or incoming.offers != offers:
             return  # failed, taken back by its sender, or to be offered again, meanwhile
+        if broken is not None:
+            self._fail_here(receive, incoming, broken)
+            return
         receive.copied_bytes = end
         if end == incoming.envelope.nbytes:
             self._complete(receive, incoming)
+
+    def _fail_here(self, receive: Receive, incoming: Incoming, cause: Exception) -> None:
+        """The message is all here, and can't be put where it is wanted (a device's error)."""
+        error = self._error(TransferFailed, receive, "could not be copied out", f"{type(cause).__name__}: {cause}", "")
+        self._matcher.finished(incoming)
+        self._drop(incoming)
+        self._end(receive, error)
 
     def _complete(self, receive: Receive, incoming: Incoming) -> None:
         envelope = incoming.envelope
@@ -480,7 +509,7 @@ class Receiver:
             give_back = functools.partial(link.send_from_finalizer, encode(Release(*incoming.transfer)))
             receive.result = Message(envelope, self._source(incoming), give_back)
         else:
-            # Empty, or in memory of our own: nothing of the agent's is held by the views.
+            # Empty, or in memory of our own.
             block = self._source(incoming) if envelope.nbytes else np.empty(0, np.uint8)
             receive.result = Message(envelope, block, None)
             self._link_of(incoming).send(Release(*incoming.transfer))
@@ -526,6 +555,9 @@ class Receiver:
         self._landing.pop(id(receive), None)
         receive.ended = True
         receive.error = error
+        callbacks, receive.callbacks = receive.callbacks, ()
+        for callback in callbacks:
+            self.core.calls.put(callback)
         self.core.progress.notify()
 
     # -- texts -------------------------------------------------------------------------------------------------------

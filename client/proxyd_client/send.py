@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxyd.wire.client import CancelSend, SendPhase
@@ -50,6 +51,7 @@ class Send:
         self.dst_incarnation = 0
         """For this life of its destination only; 0: for any."""
         self.cancel_asked = False
+        self.callbacks: tuple[Callable[[], None], ...] = ()
         self.due_ns = 0
         self.phase = SendPhase.RESOLVE
         self.bytes_done = 0
@@ -79,6 +81,21 @@ class Send:
             if not self.settled:
                 core.progress.poll_now()
             return self.settled
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """See :meth:`Handle.call_when_done`."""
+        core = self._core
+        core.check_process()
+        with core.lock:
+            if self.settled:
+                core.calls.put(callback)
+            else:
+                self.callbacks += (callback,)
+
+    @property
+    def source(self) -> int | None:
+        """This endpoint's own rank."""
+        return self.envelope.src_rank
 
     def eta_s(self) -> float | None:
         """Seconds until the predicted acknowledgement."""

@@ -137,7 +137,7 @@ class Sender:
         posted = False
         try:
             while True:
-                np.copyto(block.data, payload.data)
+                payload.write_to(block.data)
                 with self.core.lock:
                     self.core.check_open()
                     if not self.standing or self._arenas.holds(block):
@@ -157,8 +157,12 @@ class Sender:
         link = send.link  # should the agent end meanwhile, all of it is posted again afterwards
         try:
             while filled < payload.nbytes and not send.ended:
-                end = min(filled + FILL_CHUNK_BYTES, payload.nbytes)
-                np.copyto(block.data[filled:end], payload.data[filled:end])
+                if payload.mover is not None:
+                    end = payload.nbytes
+                    payload.mover.write_to(block.data)
+                else:
+                    end = min(filled + FILL_CHUNK_BYTES, payload.nbytes)
+                    np.copyto(block.data[filled:end], payload.data[filled:end])
                 if link is not None:
                     link.send(SendFilled(send.sequence, end))
                 if payload.nbytes > LARGE_BYTES:
@@ -182,9 +186,9 @@ class Sender:
         with core.lock:
             core.check_open()
             send = self._post(envelope, None, 0, due_ns)
-        view = view_of(payload.data)
         sent = 0
         try:
+            view = view_of(payload.in_one_piece())
             while sent < payload.nbytes and not send.ended:
                 piece = view[sent : sent + _TCP_PIECE_BYTES]
                 core.link.send(SendData(send.sequence, sent), piece)
@@ -392,7 +396,7 @@ class Sender:
         if send is not None:
             send.bytes_done = send.envelope.nbytes
             send.delivered = True
-            self.core.progress.notify()
+            self._tell(send)
 
     def on_failed(self, frame: SendFailed) -> None:
         """Ended without delivery."""
@@ -414,6 +418,13 @@ class Sender:
         if send.block is not None and not send.copying:
             self._free(send.block)
         send.block = None  # a handle may be kept for long
+        self._tell(send)
+
+    def _tell(self, send: Send) -> None:
+        """Its outcome is known; whoever waits for it or asked to be called hears of it."""
+        callbacks, send.callbacks = send.callbacks, ()
+        for callback in callbacks:
+            self.core.calls.put(callback)
         self.core.progress.notify()
 
     # -- the agent's next life; with the lock held -------------------------------------------------------------------
