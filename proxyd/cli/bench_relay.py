@@ -89,7 +89,7 @@ class Pair:
                 process.wait()
 
 
-def _cpu_of(pids: list[int]) -> float:
+def cpu_of(pids: list[int]) -> float:
     """Processor seconds that processes have used."""
     ticks = 0
     for pid in pids:
@@ -151,9 +151,9 @@ def _measure(args: argparse.Namespace, cluster: Cluster, pairs: list[Pair]) -> d
     for number in range(args.rounds + 1):
         count = args.messages if number else 6  # the first round only touches all memory once
         for pair in pairs:
-            before_s = _cpu_of(daemons)
+            before_s = cpu_of(daemons)
             sent, received = pair.ask(op="bulk", count=count)
-            daemons_s = _cpu_of(daemons) - before_s if pair.kind == "relay" else 0.0
+            daemons_s = cpu_of(daemons) - before_s if pair.kind == "relay" else 0.0
             if not number:
                 continue
             giga = count * MESSAGE_BYTES / 1e9

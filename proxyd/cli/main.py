@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "policy reload": ("proxyd.cli.policy_reload", "make a running coordinator read its policy again"),
     "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
+    "bench local": ("proxyd.cli.bench_local", "speed between two trainers of one host, through its agent"),
     "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),
     "bench link": ("proxyd.cli.bench_link", "a link that changes and that nobody configured, beside plain TCP"),
     "bench ways": ("proxyd.cli.bench_ways", "far coordinators, both directions at once, urgent messages"),

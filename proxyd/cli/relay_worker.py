@@ -1,4 +1,5 @@
-"""One end of ``bench relay``: a process that sends or receives messages through agents, plain TCP (or TLS) or gloo.
+"""One end of ``bench relay`` and ``bench local``: a process that sends or receives messages through agents, plain TCP
+(or TLS) or gloo.
 
     python -m proxyd.cli.relay_worker KIND ROLE ARGS    KIND: relay | tcp | tls | gloo; ROLE: send | recv; ARGS: JSON
 
@@ -8,6 +9,7 @@ processes of one machine share::
     -> {"event": "ready", ...}
     {"op": "bulk", "count": N}                    -> {"start_ns", "end_ns", "cpu_s"}
     {"op": "latency", "count": N, "nbytes": B}    -> {"latencies_ns": [...]} from the receiver
+    {"op": "round_trips", "count": N, "nbytes": B} -> {"round_trips_ns": [...], "cpu_s"} from the sender
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 IN_FLIGHT = 3
-"""Messages that a sender has under way: enough that the path never waits for an acknowledgement."""
+"""Messages that a sender has under way: enough that the path never waits for an acknowledgement (ARGS: in_flight)."""
 POSTED = 2
 """Receives that are posted ahead, as a trainer does that knows what comes next: memory is granted for the next message
-while this one lands. A byte stream needs no such thing."""
+while this one lands. A byte stream needs no such thing (ARGS: posted)."""
 PING_INTERVAL_S = 0.002
 TIMEOUT_S = 120.0
 _STAMP = struct.Struct("<q")
@@ -44,6 +46,7 @@ class End(Protocol):
 
     def send(self, data: Bytes) -> None: ...
     def recv(self, out: Bytes) -> None: ...
+    def send_whole(self, data: Bytes) -> None: ...
     def recv_many(self, out: Bytes, count: int) -> None: ...
     def drain(self) -> None: ...
 
@@ -55,14 +58,18 @@ class Relay:
         import proxyd_client
 
         self._me, self._other = (0, 1) if sends else (1, 0)
-        self._endpoint = proxyd_client.connect("bench", self._me, socket=args["socket"])
+        self._endpoint = proxyd_client.connect(args.get("job", "bench"), self._me, socket=args["socket"])
         self._handles: deque[proxyd_client.Handle[None]] = deque()
-        self.spare = [] if sends else [np.full(args["nbytes"], 1, np.uint8) for _ in range(POSTED - 1)]
+        self._in_flight, self._posted = args.get("in_flight", IN_FLIGHT), args.get("posted", POSTED)
+        self.spare = [] if sends else [np.full(args["nbytes"], 1, np.uint8) for _ in range(self._posted - 1)]
 
     def send(self, data: Bytes) -> None:
-        while len(self._handles) >= IN_FLIGHT:
+        while len(self._handles) >= self._in_flight:
             self._handles.popleft().wait(TIMEOUT_S)
         self._handles.append(self._endpoint.isend(data, dst=self._other))
+
+    def send_whole(self, data: Bytes) -> None:
+        self._endpoint.send(data, dst=self._other, timeout_s=TIMEOUT_S)
 
     def recv(self, out: Bytes) -> None:
         self._endpoint.recv_into(out, src=self._other, timeout_s=TIMEOUT_S)
@@ -72,8 +79,8 @@ class Relay:
         posted = deque(self._endpoint.irecv_into(buffer, src=self._other) for buffer in buffers[:count])
         for number in range(count):
             posted.popleft().wait(TIMEOUT_S)
-            if number + POSTED < count:
-                posted.append(self._endpoint.irecv_into(buffers[number % POSTED], src=self._other))
+            if number + self._posted < count:
+                posted.append(self._endpoint.irecv_into(buffers[number % self._posted], src=self._other))
 
     def drain(self) -> None:
         while self._handles:
@@ -98,6 +105,8 @@ class Tcp:
 
     def send(self, data: Bytes) -> None:
         self._sock.sendall(data.data)
+
+    send_whole = send
 
     def recv(self, out: Bytes) -> None:
         view = out.data
@@ -142,13 +151,16 @@ class Gloo:
         torch.set_num_threads(1)
         self._torch, self._dist = torch, dist
         meet_at = f"file://{args['store']}"
+        self._other = 1 if sends else 0
         dist.init_process_group("gloo", init_method=meet_at, rank=0 if sends else 1, world_size=2)
 
     def send(self, data: Bytes) -> None:
-        self._dist.send(self._torch.from_numpy(data), dst=1)
+        self._dist.send(self._torch.from_numpy(data), dst=self._other)
+
+    send_whole = send
 
     def recv(self, out: Bytes) -> None:
-        self._dist.recv(self._torch.from_numpy(out), src=0)
+        self._dist.recv(self._torch.from_numpy(out), src=self._other)
 
     def recv_many(self, out: Bytes, count: int) -> None:
         for _ in range(count):
@@ -200,6 +212,25 @@ def latency(end: End, sends: bool, count: int, nbytes: int) -> None:
     say(latencies_ns=latencies_ns)
 
 
+def round_trips(end: End, sends: bool, count: int, nbytes: int) -> None:
+    """There and back, one after the other; each send ends before anything is received."""
+    data, back = np.arange(nbytes, dtype=np.uint8), np.zeros(nbytes, np.uint8)
+    times_ns = []
+    cpu_before_s = cpu_s()
+    for _ in range(count):
+        start_ns = time.monotonic_ns()
+        if sends:
+            end.send_whole(data)
+            end.recv(back)
+        else:
+            end.recv(back)
+            end.send_whole(back)
+        times_ns.append(time.monotonic_ns() - start_ns)
+    if not np.array_equal(data, back):
+        raise RuntimeError("what came back is not what was sent")
+    say(round_trips_ns=times_ns, cpu_s=cpu_s() - cpu_before_s)
+
+
 def main() -> int:
     """Obey until stdin ends."""
     kind, role, args = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -213,6 +244,8 @@ def main() -> int:
             bulk(end, sends, data, command["count"])
         elif command["op"] == "latency":
             latency(end, sends, command["count"], command["nbytes"])
+        elif command["op"] == "round_trips":
+            round_trips(end, sends, command["count"], command["nbytes"])
         elif command["op"] == "check":
             # The content is what was sent, not merely as much of it.
             wanted = np.arange(len(data), dtype=np.uint8)
