@@ -84,11 +84,14 @@ class AgentMachine:
         if self._stopped:
             return []
         self._dispatch(event, now_ns)
-        self._forget_handed_over()
+        if self.receiver.ended_local:
+            self._forget_handed_over()
         self.sender.tick(now_ns)
         self.receiver.tick(now_ns)
-        self._tick_orphans(now_ns)
-        self._tick_unseen(now_ns)
+        if self._orphans:
+            self._tick_orphans(now_ns)
+        if self._unseen:
+            self._tick_unseen(now_ns)
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -99,10 +102,12 @@ class AgentMachine:
             return 0
         if self._stopped:
             return None
-        times = [out.orphaned_until_ns for out in self._orphans.values()]
-        times += [due_ns for _, due_ns in self._unseen.values()]
-        times += [ns for ns in (self.sender.next_deadline_ns(), self.receiver.next_deadline_ns()) if ns is not None]
-        return min(times, default=None)
+        times = self.sender.deadlines_ns() + self.receiver.deadlines_ns()
+        if self._orphans:
+            times += [out.orphaned_until_ns for out in self._orphans.values()]
+        if self._unseen:
+            times += [due_ns for _, due_ns in self._unseen.values()]
+        return min(times) if times else None
 
     def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
         """The chunk that a writable stream to ``peer`` should send next, or None. Handle a TimePassed after pumping."""

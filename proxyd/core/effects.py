@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
-from proxyd.core.values import value
 from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.peer import Frame as ControlFrame
+from proxyd.wire.values import value
 
 # ----------------------------------------------------------------------------- coordinator machine
 

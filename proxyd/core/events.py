@@ -12,9 +12,9 @@ from typing import TypeAlias
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.core.policy import Policy
-from proxyd.core.values import value
 from proxyd.wire.envelope import Envelope
 from proxyd.wire.peer import Frame as ControlFrame
+from proxyd.wire.values import value
 
 # ----------------------------------------------------------------------------------- both machines
 

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.permissions import EVERYTHING, Permissions
-from proxyd.core.values import value
 from proxyd.wire.envelope import TrafficClass
+from proxyd.wire.values import value
 
 # ---------------------------------------------------------------------------- agent -> coordinator
 

@@ -526,10 +526,10 @@ class Receiver:
         if all(incoming.connection == source.connection for incoming in self._unfinished(peer)):
             source.judged_ns = None
 
-    def next_deadline_ns(self) -> int | None:
-        """When :meth:`tick` has something to do."""
-        times = [s.judged_ns for s in self._sources.values() if s.judged_ns is not None]
-        return min([*times, *self.past.awaited.values()], default=None)
+    def deadlines_ns(self) -> list[int]:
+        """Times at which :meth:`tick` has something to do."""
+        times = [s.judged_ns for s in self._sources.values() if s.judged_ns is not None] if self._sources else []
+        return [*times, *self.past.awaited.values()] if self.past.awaited else times
 
     def tick(self, now_ns: int) -> None:
         """Fail what a peer that stayed away, or another life of it, has not offered again in time."""
@@ -539,7 +539,8 @@ class Receiver:
                 for incoming in self._unfinished(peer):
                     if incoming.connection != source.connection:
                         self._lost(incoming, peer, f"agent {peer} has not gone on with it in time ({source.reason})")
-        self.past.tick(now_ns)
+        if self.past.awaited:
+            self.past.tick(now_ns)
 
     def _lost(self, incoming: Incoming, peer: AgentName, why: str) -> None:
         self._fail(

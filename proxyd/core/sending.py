@@ -534,20 +534,23 @@ class Sender:
 
     # -------------------------------------------------------------------------------------- timers
 
-    def next_deadline_ns(self) -> int | None:
-        """Earliest time at which :meth:`tick` has something to do."""
-        times = [self._gives_up_ns(self.transfers[waiting[0]]) for waiting in self._unoffered.values() if waiting]
+    def deadlines_ns(self) -> list[int]:
+        """Times at which :meth:`tick` has something to do."""
+        times = self.asking.deadlines_ns()
+        if self._unoffered:
+            times += [self._gives_up_ns(self.transfers[waiting[0]]) for waiting in self._unoffered.values() if waiting]
         for peer in self.peers.values():
             times += [ns for ns in (self._away_too_long_ns(peer), self._returns_by_ns(peer)) if ns is not None]
-        return min(times + self.asking.deadlines_ns(), default=None)
+        return times
 
     def tick(self, now_ns: int) -> None:
         """Do what is due."""
-        for waiting in list(self._unoffered.values()):
-            while waiting and self._gives_up_ns(self.transfers[waiting[0]]) <= now_ns:
-                self._give_up(self.transfers[waiting[0]], now_ns)
-        for destination in [d for d, waiting in self._unoffered.items() if not waiting]:
-            del self._unoffered[destination]
+        if self._unoffered:
+            for waiting in list(self._unoffered.values()):
+                while waiting and self._gives_up_ns(self.transfers[waiting[0]]) <= now_ns:
+                    self._give_up(self.transfers[waiting[0]], now_ns)
+            for destination in [d for d, waiting in self._unoffered.items() if not waiting]:
+                del self._unoffered[destination]
         for peer in self.peers.values():
             due_ns = self._away_too_long_ns(peer)
             if due_ns is not None and due_ns <= now_ns:
@@ -559,6 +562,8 @@ class Sender:
 
     def _returns_by_ns(self, peer: Peer) -> int | None:
         """When the first of the messages fails whose receivers are not back at their agent's next life."""
+        if not peer.returning:
+            return None
         waiting = (one for some in peer.returning.values() for one in some if one in self.transfers)
         first_ns = min((self.transfers[one].broken_ns for one in waiting), default=None)
         return None if first_ns is None else first_ns + self.config.peer_timeout_ns

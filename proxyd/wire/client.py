@@ -44,7 +44,6 @@ What the drawings leave open:
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
 from typing import Any, TypeAlias, get_args
@@ -67,6 +66,7 @@ from proxyd.wire.codec import (
     u64_list,
 )
 from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, Envelope, TransferId
+from proxyd.wire.values import value
 
 PROTOCOL_VERSION = 2
 HEADER = struct.Struct("<IHHQ")  # body bytes, type, flags (0), payload bytes that follow the body
@@ -120,7 +120,7 @@ _PHASE_LABELS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Challenge:
     """Agent's first frame."""
 
@@ -129,7 +129,7 @@ class Challenge:
     nonce: bytes = blob(NONCE_BYTES)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Hello:
     """Client's first frame. ``incarnation`` is random per process life and names its transfers."""
 
@@ -148,7 +148,7 @@ class Hello:
     """How long ago it attached for the first time."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Welcome:
     """The session stands."""
 
@@ -163,7 +163,7 @@ class Welcome:
     """How long the client is to look for the agent's next life, should this one end; 0: not at all."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Refused:
     """The session doesn't stand; the agent closes after it."""
 
@@ -172,7 +172,7 @@ class Refused:
     message: str = note(2048)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class ArenaGranted:
     """A shared arena; over a Unix socket its descriptor rides along (PEER: opened read-only)."""
 
@@ -182,7 +182,7 @@ class ArenaGranted:
     size_bytes: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class ArenaRefused:
     """Answer to ArenaWanted when the memory limit is reached."""
 
@@ -191,7 +191,7 @@ class ArenaRefused:
     message: str = note(2048)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class ArenaWanted:
     """The client needs (at least) one more SEND arena able to hold a block of ``nbytes``."""
 
@@ -199,7 +199,7 @@ class ArenaWanted:
     nbytes: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Resume:
     """What a client knows of one sender's messages to it, from earlier lives of the agent.
 
@@ -217,14 +217,14 @@ class Resume:
     """Told of and not complete: they are to be offered again, or to fail."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Resumed:
     """That was all; from here on it is a session like any other."""
 
     TYPE = 9
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class PostSend:
     """A message; the block is the agent's from here to SEND_DONE / SEND_FAILED. ``arena`` 0 and no bytes: empty."""
 
@@ -242,7 +242,7 @@ class PostSend:
     """The only life of the receiver that may get it; 0: whichever is there."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendFilled:
     """The first ``filled_bytes`` of the block hold the message."""
 
@@ -251,7 +251,7 @@ class SendFilled:
     filled_bytes: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendData:
     """TCP variant of SEND_FILLED: ``payload`` follows at ``offset``."""
 
@@ -260,7 +260,7 @@ class SendData:
     offset: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class CancelSend:
     """The client no longer wants it sent; answered by SEND_FAILED (CANCELLED) or SEND_DONE."""
 
@@ -268,7 +268,7 @@ class CancelSend:
     sequence: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class AnnounceSend:
     """A message that is not there yet: lets the agent ask ahead. Matched to the next POST_SEND of the same channel."""
 
@@ -281,7 +281,7 @@ class AnnounceSend:
     ready_in_ns: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendDone:
     """Delivered, verified and acknowledged end to end; the block is the client's again."""
 
@@ -289,7 +289,7 @@ class SendDone:
     sequence: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendFailed:
     """Ended without delivery; the block is the client's again."""
 
@@ -300,7 +300,7 @@ class SendFailed:
     bytes_done: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendState:
     """Progress of a send: for error texts and ``Handle.eta_s``. ``finish_in_ns`` 0: no prediction."""
 
@@ -311,7 +311,7 @@ class SendState:
     finish_in_ns: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class SendDelivered:
     """The receiver, a trainer of the same agent, has all of it where it stands: the send is done, its block is not
     free.
@@ -323,7 +323,7 @@ class SendDelivered:
     sequence: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Offered:
     """A message for this endpoint; ``arena`` 0 with ``nbytes`` > 0 means that it waits for ACCEPT."""
 
@@ -340,7 +340,7 @@ class Offered:
         return TransferId(self.incarnation, self.sequence)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Accept:
     """A posted receive matches a message that has no memory yet."""
 
@@ -349,7 +349,7 @@ class Accept:
     sequence: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Block:
     """Memory for an accepted message."""
 
@@ -360,7 +360,7 @@ class Block:
     offset: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Landed:
     """The first ``nbytes`` are in place and verified. Equal to the message's size: complete."""
 
@@ -370,7 +370,7 @@ class Landed:
     nbytes: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class RecvData:
     """TCP variant of LANDED: payload follows at ``offset``."""
 
@@ -380,7 +380,7 @@ class RecvData:
     offset: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class RecvFailed:
     """An offered message will not come."""
 
@@ -392,7 +392,7 @@ class RecvFailed:
     bytes_done: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Release:
     """No view of the block is left at the client; it is the agent's again."""
 
@@ -401,7 +401,7 @@ class Release:
     sequence: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Expect:
     """Prediction of an arrival."""
 
@@ -412,7 +412,7 @@ class Expect:
     uncertainty_ns: int = u64()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class PeerGone:
     """An endpoint of the job has ended; pending receives from it fail unless another life of it comes."""
 
@@ -422,7 +422,7 @@ class PeerGone:
     message: str = note(2048)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class PeerHere:
     """An endpoint of the job is registered (also sent for each one known at the start of the session)."""
 
@@ -432,7 +432,7 @@ class PeerHere:
     site: str = text(255)
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class LinkStateWanted:
     """Ask for the state of the path to ``dst_rank``."""
 
@@ -441,7 +441,7 @@ class LinkStateWanted:
     dst_rank: int = u32()
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class LinkState:
     """Answer: the path to a destination. Zeros where nothing is known; ``source`` says where the figures come from."""
 
@@ -457,7 +457,7 @@ class LinkState:
     error: str = note(2048, "")
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=True)
 class Bye:
     """Orderly end, either side. The agent keeps unacknowledged sends going, up to its linger time, after a client's."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+import functools
 from typing import NamedTuple
 
 from proxyd.wire.codec import i64, text, u8, u32, u64, u64_list
+from proxyd.wire.values import value
 
 MAX_JOB_BYTES = 128
 MAX_GROUP_BYTES = 255
@@ -82,18 +83,17 @@ class ErrorCode(enum.IntEnum):
     """Of a session: its agent ends in order, and the next life of it goes on with what is under way."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointName:
-    """One trainer process as a sender and receiver: ``job/rank``."""
+class EndpointName(NamedTuple):
+    """One trainer process as a sender and receiver: ``job/rank``. A tuple: it is the key of most tables."""
 
-    job: str = text(MAX_JOB_BYTES)
-    rank: int = u32()
+    job: str
+    rank: int
 
     def __str__(self) -> str:
         return f"{self.job}/{self.rank}"
 
 
-@dataclasses.dataclass(frozen=True)
+@value(frozen=True, slots=False)
 class Envelope:
     """What a message says of itself; matched by the receiver, never by the network between."""
 
@@ -107,12 +107,12 @@ class Envelope:
     dtype: str = text(MAX_DTYPE_BYTES)
     shape: tuple[int, ...] = u64_list(MAX_NDIM)
 
-    @property
+    @functools.cached_property
     def source(self) -> EndpointName:
         """The sending endpoint."""
         return EndpointName(self.job, self.src_rank)
 
-    @property
+    @functools.cached_property
     def destination(self) -> EndpointName:
         """The receiving endpoint."""
         return EndpointName(self.job, self.dst_rank)
