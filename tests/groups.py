@@ -44,6 +44,7 @@ GROUPS = {
         "integration/test_shadow.py",
         "integration/test_strangers.py",
         "integration/test_tls.py",
+        "torch",
     ),
     "alone": (),
 }

@@ -62,6 +62,12 @@ class Endpoint:
         """The name of this endpoint's agent."""
         return self._session.welcome.agent_name
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended: closed, replaced by a newer process, without an agent, or a forked child's."""
+        core = self._session.core
+        return core.has_ended() or core.closing or core.pid != os.getpid()
+
     def isend(
         self,
         buffer: Any,
