@@ -1,7 +1,7 @@
 """Worlds of trainer processes with torch: started once, used for many checks.
 
-A process that imports torch and joins a group takes two seconds, a check a few milliseconds. So a world's processes stay
-and run one function after another, each on all ranks, and hand back what it returns or raises.
+A process that imports torch and joins a group takes two seconds, a check a few milliseconds. So a world's processes
+stay and run one function after another, each on all ranks, and hand back what it returns or raises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class World:
 
     :param sockets: of the agents, by rank; empty for a backend that needs none.
     :param environment: more variables, by rank.
-    :param hosts: how to start each rank's process elsewhere: ``hosts[rank].popen`` is not used here, see the WAN's rig.
     """
 
     def __init__(
