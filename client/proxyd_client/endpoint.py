@@ -39,6 +39,8 @@ class LinkState(NamedTuple):
     waiting_bytes: int
     age_ns: int
     """How old the figures are."""
+    confidence: float = 0.0
+    """How far to trust the rate: 1 as configured or freshly measured, 0 a guess; it halves with age."""
 
 
 class Endpoint:
@@ -233,6 +235,7 @@ class Endpoint:
             answer.queue_ns,
             answer.waiting_bytes,
             answer.age_ns,
+            answer.confidence_ppm / 1_000_000,
         )
 
     def eta(self, src: int | None = None, tag: int = 0, *, group: str = "") -> float | None:

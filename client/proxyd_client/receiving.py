@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -48,6 +47,7 @@ from proxyd_client.errors import (
     class_of_code,
     next_step_of_code,
 )
+from proxyd_client.forecast import Forecast
 from proxyd_client.link import Link
 from proxyd_client.matching import Incoming, Matcher, Outcome
 from proxyd_client.message import Message
@@ -57,7 +57,6 @@ from proxyd_client.resuming import Knowledge
 E = TypeVar("E", bound=ProxydError)
 
 _COPY_BYTES = 4 << 20
-_EARLY_EXPECTS = 1024
 LOST_GRACE_S = 0.3
 """A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
 
@@ -79,7 +78,7 @@ class Receiver:
         self._missing_timer: threading.Timer | None = None
         self._here: dict[int, int] = {}
         self._gone: dict[int, str] = {}
-        self._early_expects: OrderedDict[TransferId, int] = OrderedDict()
+        self.forecast = Forecast()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +172,9 @@ class Receiver:
                 if src in (None, incoming.envelope.src_rank)
                 and (incoming.envelope.group, incoming.envelope.tag) == (group, tag)
             ]
-            return eta_s(min(candidates, key=lambda incoming: incoming.number)) if candidates else None
+            if candidates:
+                return eta_s(min(candidates, key=lambda incoming: incoming.number))
+            return self.forecast.eta_s(src, group, tag, time.monotonic_ns())
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Receiver:
         if frame.envelope.nbytes > MAX_TRANSFER_BYTES:
             raise WireError(f"transfer {frame.transfer} claims {frame.envelope.nbytes} bytes")
         incoming = Incoming(frame.transfer, frame.envelope, link=self.core.link)
-        incoming.finish_at_ns = self._early_expects.pop(frame.transfer, 0)
+        incoming.finish_at_ns = self.forecast.offered(frame.transfer, frame.envelope)
         if frame.arena:
             self._place(incoming, frame.arena, frame.offset)
         self._incoming[frame.transfer] = incoming
@@ -264,15 +265,11 @@ class Receiver:
 
     def on_expect(self, frame: Expect) -> None:
         """A prediction; it may come before the offer that it is about."""
-        transfer = TransferId(frame.incarnation, frame.sequence)
-        finish_at_ns = time.monotonic_ns() + frame.finish_in_ns
-        incoming = self._incoming.get(transfer)
-        if incoming is not None:
+        transfer, finish_at_ns = TransferId(frame.incarnation, frame.sequence), time.monotonic_ns() + frame.finish_in_ns
+        if (incoming := self._incoming.get(transfer)) is None:
+            self.forecast.expected(transfer, finish_at_ns)
+        else:
             incoming.finish_at_ns = finish_at_ns
-            return
-        self._early_expects[transfer] = finish_at_ns
-        if len(self._early_expects) > _EARLY_EXPECTS:
-            self._early_expects.popitem(last=False)
 
     def on_peer_here(self, frame: PeerHere) -> None:
         """A rank is registered."""
@@ -286,6 +283,7 @@ class Receiver:
             return  # a newer life of it is here already
         self._here.pop(frame.rank, None)
         self._unconfirmed.pop(frame.rank, None)
+        self.forecast.lost(frame.rank)
         timer = threading.Timer(LOST_GRACE_S, self._declare_lost, (frame,))
         timer.daemon = True
         timer.start()
@@ -335,7 +333,7 @@ class Receiver:
                 self._landing.pop(id(receive), None)
                 receive.copied_bytes = 0
         self._arenas.clear()
-        self._early_expects.clear()
+        self.forecast.clear()
         for incoming in whole:
             self._advance(incoming)
 

@@ -24,6 +24,7 @@ from proxyd.wire.client import (
     Block,
     Bye,
     Expect,
+    Foretold,
     Frame,
     Landed,
     LinkState,
@@ -235,6 +236,8 @@ class Session:
                 self.receiver.on_failed(frame)
             case Expect():
                 self.receiver.on_expect(frame)
+            case Foretold():
+                self.receiver.forecast.on_foretold(frame, time.monotonic_ns())
             case PeerHere():
                 self.receiver.on_peer_here(frame)
             case PeerGone():

@@ -498,6 +498,7 @@ class ClientSession:
                 queue_ns=state.queue_ns,
                 waiting_bytes=state.waiting_bytes,
                 age_ns=state.age_ns,
+                confidence_ppm=round(min(1.0, max(0.0, state.confidence)) * 1_000_000),
                 error=state.error[:1000],
             )
         )

@@ -24,6 +24,7 @@ from proxyd.core.effects import (
     FreeBlock,
     TellBlock,
     TellExpect,
+    TellForetold,
     TellLanded,
     TellOffered,
     TellPeerGone,
@@ -76,6 +77,8 @@ class PathState(Protocol):
     def age_ns(self) -> int: ...
     @property
     def error(self) -> str: ...
+    @property
+    def confidence(self) -> float: ...
 
 
 class _Outgoing:
@@ -472,6 +475,23 @@ class ClientHub:
         incoming = self._incoming.get(effect.transfer)
         if incoming is not None:
             incoming.session.advise(wire.Expect(*effect.transfer, effect.finish_in_ns, effect.uncertainty_ns))
+
+    def tell_foretold(self, effect: TellForetold) -> None:
+        """A prediction of a message that has not been posted."""
+        session = self._current.get(effect.endpoint)
+        if session is not None:
+            said = effect.frame
+            session.advise(
+                wire.Foretold(
+                    number=said.number,
+                    src_rank=said.src_rank,
+                    group=said.group,
+                    tag=said.tag,
+                    nbytes=said.nbytes,
+                    finish_in_ns=said.finish_in_ns,
+                    uncertainty_ns=said.uncertainty_ns,
+                )
+            )
 
     def tell_send_state(self, effect: TellSendState) -> None:
         """Where a send stands."""

@@ -100,6 +100,8 @@ class Effects:
                 hub.tell_recv_failed(effect)
             case ef.TellExpect():
                 hub.tell_expect(effect)
+            case ef.TellForetold():
+                hub.tell_foretold(effect)
             case ef.TellSendState():
                 hub.tell_send_state(effect)
             case ef.TellSendDelivered():

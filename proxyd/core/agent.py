@@ -23,6 +23,7 @@ from proxyd.core.effects import (
     Chunk,
     CloseClient,
     DropPeer,
+    TellForetold,
     TellPeerGone,
     TellPeerHere,
     ToCoordinator,
@@ -133,7 +134,15 @@ class AgentMachine:
             return PathState(str(link), "none", 0, 0, 0, 0, 0, f"no coordinator that owns {link} has been heard")
         age_ns = info.age_ns + max(0, now_ns - book.last_heard_ns)
         return PathState(
-            str(link), info.source, info.rate_bytes_per_s, info.rtt_ns, info.queue_ns, info.waiting_bytes, age_ns, ""
+            str(link),
+            info.source,
+            info.rate_bytes_per_s,
+            info.rtt_ns,
+            info.queue_ns,
+            info.waiting_bytes,
+            age_ns,
+            "",
+            info.confidence,
         )
 
     def status(self, now_ns: int) -> AgentStatus:
@@ -168,9 +177,9 @@ class AgentMachine:
             resumed_bytes=sender.kept_bytes,
             resumed_clients=self.resumed_clients,
             announced=(
-                ("fulfilled", sender.asking.announced.fulfilled),
-                ("resized", sender.asking.announced.resized),
-                ("unposted", sender.asking.announced.unposted),
+                ("fulfilled", sender.asking.announcer.announced.fulfilled),
+                ("resized", sender.asking.announcer.announced.resized),
+                ("unposted", sender.asking.announcer.announced.unposted),
             ),
             done=tuple(
                 (link, traffic, ok, count, sender.done_bytes[link, traffic, ok])
@@ -201,7 +210,7 @@ class AgentMachine:
             case ev.SendCancelled():
                 self._cancelled(event.transfer, now_ns)
             case ev.SendAnnounced():
-                sender.asking.announce(
+                sender.asking.announcer.announce(
                     event.envelope, self._directory.get(event.envelope.destination), event.ready_in_ns, now_ns
                 )
             case ev.RecvAccepted():
@@ -289,7 +298,7 @@ class AgentMachine:
         del self._attached_ns[endpoint]
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
-        self.sender.asking.forget_announcements(endpoint, now_ns)
+        self.sender.asking.announcer.forget_source(endpoint, now_ns)
         mine = [o for o in self.sender.transfers.values() if o.envelope.source == endpoint]
         for out in [o for o in mine if o.transfer.incarnation == incarnation]:
             if out.state is SendState.HANDED_OVER:
@@ -511,6 +520,13 @@ class AgentMachine:
 
     # --------------------------------------------------------------------------------------- peers
 
+    def _foretold(self, peer: AgentName, frame: wire.Foretell) -> None:
+        """A message for a trainer here will come, says the agent where its source lives."""
+        source, destination = EndpointName(frame.job, frame.src_rank), EndpointName(frame.job, frame.dst_rank)
+        entry = self._directory.get(source)
+        if destination in self._clients and entry is not None and entry.agent == peer:
+            self._effects.append(TellForetold(destination, frame))
+
     def _peer_frame(self, event: ev.PeerFrame, now_ns: int) -> None:
         frame, transfer = event.frame, event.transfer
         if event.inbound:
@@ -519,6 +535,8 @@ class AgentMachine:
                     self.receiver.offered(event.peer, transfer, frame)
                 case wire.Expect():
                     self.receiver.expected(event.peer, transfer, frame)
+                case wire.Foretell():
+                    self._foretold(event.peer, frame)
                 case wire.Cancel():
                     self.receiver.cancelled(event.peer, transfer, frame)
                 case wire.OfferedAll():

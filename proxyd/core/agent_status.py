@@ -19,6 +19,8 @@ class PathState:
     waiting_bytes: int
     age_ns: int
     error: str
+    confidence: float = 0.0
+    """How far to trust the rate, from 0 (a guess) to 1 (measured or configured, and fresh)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

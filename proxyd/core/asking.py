@@ -12,15 +12,14 @@ from collections.abc import Callable
 
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.alone import Alone
-from proxyd.core.announcing import Ahead, Announcements
+from proxyd.core.announcer import Announcer
+from proxyd.core.announcing import Ahead
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator
 from proxyd.core.events import SendProgress
-from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId, owns_link
+from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
 from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
-    Announce,
     CancelRequest,
-    DirectoryEntry,
     Grant,
     LinkInfo,
     Pace,
@@ -34,7 +33,7 @@ from proxyd.core.peering import Peer
 from proxyd.core.permissions import EVERYTHING, Permissions
 from proxyd.core.telling import Telling
 from proxyd.core.transfer import Outgoing, SendInput, SendState
-from proxyd.wire.envelope import Envelope, ErrorCode, TrafficClass
+from proxyd.wire.envelope import ErrorCode, TrafficClass
 
 LIVE_SOURCES = ("default", "estimated", "policed")
 """Of links whose rate is found from live transfers."""
@@ -64,7 +63,7 @@ class Asking:
         """What each coordinator owns, and what it permits there, as it last said: that holds also while it is away."""
         self._alone = Alone(config, transfers, self.owners, effects, cancel, self._begin)
         self._padded = padded
-        self.announced = Announcements()
+        self.announcer = Announcer(config, self.book, self.unsent_bytes, peers, effects)
         self.telling = Telling(effects)
 
     # -------------------------------------------------------------------------------- coordinators
@@ -127,7 +126,7 @@ class Asking:
         else:
             info, keeps = owner.info(book.link), self.owners.same(before, owner.address)
             dropped = book.begin_session(owner.address, owner.welcome.epoch, info, owner.heard_ns, keeps_rate=keeps)
-        self.announced.session_began(book.link)
+        self.announcer.announced.session_began(book.link)
         for held in dropped:
             if (holder := self.transfers.get(held.transfer)) is not None:
                 self._returned(holder, held)
@@ -168,42 +167,18 @@ class Asking:
 
     # -------------------------------------------------------------------------------------- asking
 
-    def announce(self, envelope: Envelope, entry: DirectoryEntry | None, ready_in_ns: int, now_ns: int) -> None:
-        """A trainer will post this message in ``ready_in_ns``: keep its place in the queue, and grant ahead."""
-        if entry is None or entry.agent.site == self.config.agent.site:
-            return
-        book = self.book(LinkName(self.config.agent.site, entry.agent.site))
-        asks = book.coordinator is not None and envelope.nbytes > self.config.unscheduled_bytes
-        number, forgotten = self.announced.add(envelope, book.link if asks else None)
-        for old in forgotten:
-            self.withdraw(old, now_ns)
-        if number and book.coordinator is not None:
-            message = Announce(number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
-            self.effects.append(ToCoordinator(book.coordinator, message))
-
-    def forget_announcements(self, source: EndpointName, now_ns: int) -> None:
-        """A trainer is gone: it posts nothing more of what it announced."""
-        for number in self.announced.forget_source(source):
-            self.withdraw(number, now_ns)
-
-    def withdraw(self, number: int, now_ns: int) -> None:
-        """An announced message will not come, or needs no grants: what was granted ahead to it goes back."""
-        ahead = self.announced.end(number)
-        if ahead is None:
-            return
-        book = self.links[ahead.link]
-        if ahead.transfer is None:
-            book.drop_announcement(number, now_ns)
-            if book.coordinator is not None:
-                gone = Announce(number, ahead.link, "", TrafficClass.BULK, 0, 0)
-                self.effects.append(ToCoordinator(book.coordinator, gone))
+    def unsent_bytes(self, link: LinkName) -> int:
+        """What this agent was asked to send on a link, and what of it the kernel still holds."""
+        book = self.book(link)
+        asked = sum(out.need_bytes for out in map(self.transfers.get, book.asked) if out is not None)
+        return asked + book.backlog_bytes()
 
     def request(self, out: Outgoing, now_ns: int) -> None:
         """Ask for what a transfer needs; what was granted ahead to its announcement is its own from here on."""
         assert out.link is not None
         assert out.peer is not None
         book = self.book(out.link)
-        ahead = self.announced.get(out.announcement)
+        ahead = self.announcer.announced.get(out.announcement)
         binds = ahead is not None and ahead.transfer is None and ahead.link == out.link
         if ahead is not None and binds:
             out.granted_bytes += ahead.granted_bytes
@@ -295,7 +270,7 @@ class Asking:
         if bound:
             out.step(SendInput.GRANTED)
             first = next(held for held in book.grants if held.transfer == out.transfer)
-            self.telling.predict(out, book, max(0, first.start_ns - now_ns), first.rate_bytes_per_s, now_ns)
+            self.telling.predict(out, book, max(0, first.start_ns - now_ns), 0, first.rate_bytes_per_s, now_ns)
             self._begin(book, now_ns)
             if out.peer is not None and any(held.begun and held.transfer == out.transfer for held in book.grants):
                 self._pass_turn(out.peer, now_ns)
@@ -319,7 +294,7 @@ class Asking:
         if address != book.coordinator or grant.epoch != book.epoch:
             return
         if grant.announcement:
-            ahead = self.announced.get(grant.announcement)
+            ahead = self.announcer.announced.get(grant.announcement)
             if ahead is not None and ahead.link == grant.link and ahead.transfer is None and not book.observed:
                 ahead.granted_bytes += grant.nbytes
                 book.add(grant, grant.nbytes, now_ns)
@@ -347,7 +322,8 @@ class Asking:
         if out.need_bytes == 0:
             book.asked.pop(out.transfer, None)
         out.step(SendInput.GRANTED)
-        self.telling.predict(out, book, grant.start_in_ns, grant.rate_bytes_per_s, now_ns)
+        before_bytes = out.held_bytes - usable
+        self.telling.predict(out, book, grant.start_in_ns, before_bytes, grant.rate_bytes_per_s, now_ns)
         self._begin(book, now_ns)
 
     def paced(self, address: str, message: Pace, now_ns: int) -> None:
@@ -357,6 +333,11 @@ class Asking:
             return
         book.repace(message.rate_bytes_per_s, now_ns)
         self._follow(book, now_ns)
+        for held in book.grants:
+            out = self.transfers.get(held.transfer)
+            if out is not None and held.begun:
+                self.telling.predict(out, book, 0, 0, held.rate_bytes_per_s, now_ns)
+                break
 
     def _follow(self, book: LinkBook, now_ns: int) -> None:
         """The rate may have changed: so do the ceilings of peers to which something is under way."""
@@ -402,7 +383,7 @@ class Asking:
 
     def _unspent(self, held: HeldGrant) -> Outgoing | None:
         """What was left of a held grant went back. Answers whose it was, if that is known already."""
-        if held.announcement and (ahead := self.announced.get(held.announcement)) is not None:
+        if held.announcement and (ahead := self.announcer.announced.get(held.announcement)) is not None:
             ahead.returned_bytes += held.left_bytes
         out = self.transfers.get(held.transfer)
         if out is not None:
@@ -424,7 +405,7 @@ class Asking:
 
     def interrupted(self, out: Outgoing, now_ns: int) -> None:
         """The connection to its peer broke: what it holds goes back, and nobody shall grant to it meanwhile."""
-        self.withdraw(out.announcement, now_ns)
+        self.announcer.withdraw(out.announcement, now_ns)
         out.announcement = out.expected_finish_ns = out.held_bytes = 0
         out.observed = False
         if out.link is None:
@@ -444,7 +425,7 @@ class Asking:
 
     def close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
         """A transfer ended: what it holds goes back, and its coordinator hears of it."""
-        self.withdraw(out.announcement, now_ns)
+        self.announcer.withdraw(out.announcement, now_ns)
         if out.link is None:
             return
         book = self.links[out.link]
@@ -560,7 +541,7 @@ class Asking:
 
     def deadlines_ns(self) -> list[int]:
         """Times at which :meth:`tick` has something to do."""
-        times: list[int] = []
+        times = [] if (overdue_ns := self.announcer.announced.overdue_ns()) is None else [overdue_ns]
         for book in self.links.values():
             if book.report_due_ns is not None:
                 times.append(book.report_due_ns)
@@ -576,6 +557,7 @@ class Asking:
 
     def tick(self, now_ns: int) -> None:
         """Do what is due."""
+        self.announcer.tick(now_ns)
         for book in list(self.links.values()):
             for held in book.expire(now_ns):
                 if (out := self._unspent(held)) is not None:

@@ -12,6 +12,7 @@ from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentMessage, CoordinatorMessage
 from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope, ErrorCode
+from proxyd.wire.peer import Foretell
 from proxyd.wire.peer import Frame as ControlFrame
 from proxyd.wire.values import value
 
@@ -186,6 +187,14 @@ class TellExpect:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TellForetold:
+    """Tell the receiving trainer when a message is predicted that has only been announced (or that it won't come)."""
+
+    endpoint: EndpointName
+    frame: Foretell
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class TellSendState:
     """Tell the sending trainer where its message stands; ``finish_in_ns`` 0: no prediction."""
 
@@ -267,6 +276,7 @@ AgentEffect: TypeAlias = (
     | TellLanded
     | TellRecvFailed
     | TellExpect
+    | TellForetold
     | TellSendState
     | TellSendDelivered
     | TellSendDone

@@ -90,7 +90,7 @@ class Sender:
         if deadline_in_ns:
             out.due_ns = now_ns + deadline_in_ns
         self.transfers[transfer] = out
-        out.announcement = self.asking.announced.take(envelope)
+        out.announcement = self.asking.announcer.take(envelope)
         self._unoffered.setdefault(envelope.destination, deque()).append(transfer)
         self.offer_waiting(envelope.destination, now_ns)
         return out
@@ -206,7 +206,7 @@ class Sender:
         out.link = LinkName(self.config.agent.site, entry.agent.site) if remote else None
         book = self.asking.book(out.link) if out.link is not None else None
         if out.link is not None and (why := self.asking.denial(envelope.job, out.link, envelope.traffic_class)):
-            self.asking.withdraw(out.announcement, now_ns)
+            self.asking.announcer.withdraw(out.announcement, now_ns)
             self.cancel(out, ErrorCode.REFUSED, f"{envelope.describe()}: refused: {why}", now_ns)
             return
         info = book.info if book is not None else None
@@ -218,7 +218,7 @@ class Sender:
         )
         out.wanted_bytes = out.nbytes
         if out.free:
-            self.asking.withdraw(out.announcement, now_ns)
+            self.asking.announcer.withdraw(out.announcement, now_ns)
         elif book is not None and not book.used:
             book.used = True
             if (padding := self.warmer.under_way) is not None and padding.link == out.link:

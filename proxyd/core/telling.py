@@ -30,10 +30,18 @@ class Telling:
         bytes_done = min(out.nbytes, out.taken_bytes)
         self._effects.append(TellSendState(out.envelope.source, out.transfer, phase, bytes_done, finish_in_ns))
 
-    def predict(self, out: Outgoing, book: LinkBook, start_in_ns: int, rate_bytes_per_s: int, now_ns: int) -> None:
-        """Tell receiver and trainer when it will be there, should it go on at this rate."""
-        left = out.nbytes - out.next_offset
-        finish_in_ns = start_in_ns + left * NANOS // max(1, rate_bytes_per_s) + book.one_way_ns
+    def predict(
+        self, out: Outgoing, book: LinkBook, start_in_ns: int, before_bytes: int, rate_bytes_per_s: int, now_ns: int
+    ) -> None:
+        """Tell receiver and trainer when it will be there, should it go on at this rate.
+
+        :param start_in_ns: when its newest grant begins.
+        :param before_bytes: what it holds of earlier grants: that leaves before, behind what the kernel has.
+        """
+        rate = max(1, rate_bytes_per_s)
+        kernel_bytes = book.backlog_bytes() - book.untaken_bytes
+        start_in_ns = max(start_in_ns, (kernel_bytes + before_bytes) * NANOS // rate)
+        finish_in_ns = start_in_ns + (out.untaken_bytes - before_bytes) * NANOS // rate + book.one_way_ns
         self.expect(out, finish_in_ns, now_ns)
         self.state(out, finish_in_ns)
 

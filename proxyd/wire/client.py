@@ -68,7 +68,7 @@ from proxyd.wire.codec import (
 from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, Envelope, TransferId
 from proxyd.wire.values import value
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HEADER = struct.Struct("<IHHQ")  # body bytes, type, flags (0), payload bytes that follow the body
 HEADER_BYTES = HEADER.size
 MAX_BODY_BYTES = 64 << 10
@@ -313,11 +313,8 @@ class SendState:
 
 @value(frozen=True, slots=True)
 class SendDelivered:
-    """The receiver, a trainer of the same agent, has all of it where it stands: the send is done, its block is not
-    free.
-
-    SEND_DONE follows when the receiver has released the block, which may be long after (it may keep what it received).
-    """
+    """The receiver, a trainer of the same agent, has all of it where it stands: the send is done. SEND_DONE follows
+    when it has released the block, which may be long after."""
 
     TYPE = 18
     sequence: int = u64()
@@ -403,11 +400,26 @@ class Release:
 
 @value(frozen=True, slots=True)
 class Expect:
-    """Prediction of an arrival."""
+    """Prediction of the arrival of a message that was posted."""
 
     TYPE = 27
     incarnation: int = u64()
     sequence: int = u64()
+    finish_in_ns: int = u64()
+    uncertainty_ns: int = u64()
+
+
+@value(frozen=True, slots=True)
+class Foretold:
+    """Prediction for what its sender announced as ``number`` and has not posted; ``finish_in_ns`` 0: withdrawn. The
+    channel's next OFFERED ends the first of them."""
+
+    TYPE = 32
+    number: int = u64()
+    src_rank: int = u32()
+    group: str = text(MAX_GROUP_BYTES)
+    tag: int = i64()
+    nbytes: int = u64()
     finish_in_ns: int = u64()
     uncertainty_ns: int = u64()
 
@@ -443,7 +455,8 @@ class LinkStateWanted:
 
 @value(frozen=True, slots=True)
 class LinkState:
-    """Answer: the path to a destination. Zeros where nothing is known; ``source`` says where the figures come from."""
+    """Answer: the path to a destination. Zeros where nothing is known; ``source`` says where the figures come from,
+    ``confidence_ppm``, in millionths, how far to trust the rate."""
 
     TYPE = 31
     request: int = u32()
@@ -454,6 +467,7 @@ class LinkState:
     queue_ns: int = u64()
     waiting_bytes: int = u64()
     age_ns: int = u64()
+    confidence_ppm: int = u32()
     error: str = note(2048, "")
 
 
@@ -493,6 +507,7 @@ Frame: TypeAlias = (
     | RecvFailed
     | Release
     | Expect
+    | Foretold
     | PeerGone
     | PeerHere
     | LinkStateWanted

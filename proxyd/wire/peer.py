@@ -1,8 +1,8 @@
 """Frames between two agents.
 
 For each direction A -> B, A dials B: one *control* connection and N *data* connections. Control frames of both sides
-travel on the control connection (OFFER, EXPECT, CANCEL from A; CREDIT, ACK, NACK, FAIL from B), so they never queue
-behind bulk data; DATA frames travel on the data connections only.
+travel on the control connection (OFFER, FORETELL, EXPECT, CANCEL from A; CREDIT, ACK, NACK, FAIL from B), so they never
+queue behind bulk data; DATA frames travel on the data connections only.
 
 Set-up of each connection: B ``CHALLENGE`` -> A ``HELLO`` -> B ``WELCOME`` | ``REFUSED``.
 
@@ -11,6 +11,7 @@ A transfer::
     A                                             B
     OFFER (eager: within the advertised budget) -> allocate a block, tell the receiving client
                                     <- CREDIT      (only when the offer was not eager, or was turned down: RETRY_LATER)
+    (announced before: FORETELL)
     (grant) EXPECT, DATA, DATA ...  ------------>  into the receiver's arena at its offset; verify; client hears LANDED
                                     <- NACK        (a chunk failed its checksum: send it again)
                                     <- ACK         (all there: whole, verified, told to the client) => done
@@ -46,6 +47,7 @@ from proxyd.wire.codec import (
     decode_body,
     encode_body,
     flag,
+    i64,
     nested,
     note,
     text,
@@ -55,9 +57,9 @@ from proxyd.wire.codec import (
     u64,
     u64_list,
 )
-from proxyd.wire.envelope import MAX_JOB_BYTES, MAX_TRANSFER_BYTES, Envelope, TransferId
+from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, MAX_TRANSFER_BYTES, Envelope, TransferId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = 0x7850  # "Px"
 _FIELDS = struct.Struct(
     "<HBBHBxIQQQQ"
@@ -274,9 +276,29 @@ class Fail:
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Prediction, sent at announce, grant and change: all of it will be there in ``finish_in_ns``."""
+    """Prediction, sent when its place is known, at the first grant and on change: all of it will be there in
+    ``finish_in_ns``."""
 
     TYPE = 12
+    nbytes: int = u64()
+    finish_in_ns: int = u64()
+    uncertainty_ns: int = u64()
+
+
+@dataclasses.dataclass(frozen=True)
+class Foretell:
+    """Prediction of a message that was announced and has not been posted: there is no transfer yet that could be named.
+
+    ``number`` names the announcement among those of the sending agent. ``finish_in_ns`` 0: it was withdrawn.
+    """
+
+    TYPE = 21
+    number: int = u64()
+    job: str = text(MAX_JOB_BYTES)
+    src_rank: int = u32()
+    dst_rank: int = u32()
+    group: str = text(MAX_GROUP_BYTES)
+    tag: int = i64()
     nbytes: int = u64()
     finish_in_ns: int = u64()
     uncertainty_ns: int = u64()
@@ -354,6 +376,7 @@ Frame: TypeAlias = (
     | Cancel
     | Fail
     | Expect
+    | Foretell
     | Ping
     | Pong
     | EagerReturned

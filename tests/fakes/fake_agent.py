@@ -423,10 +423,10 @@ class FakeAgent:
                     self._finish(transfer)
             case wire.LinkStateWanted():
                 if (session.hello.job, frame.dst_rank) in self.sessions:
-                    session.tell(wire.LinkState(frame.request, "here", "same host", 10**9, 0, 0, 0, 0))
+                    session.tell(wire.LinkState(frame.request, "here", "same host", 10**9, 0, 0, 0, 0, 750_000))
                 else:
                     text = f"rank {frame.dst_rank} is not registered"
-                    session.tell(wire.LinkState(frame.request, "", "", 0, 0, 0, 0, 0, text))
+                    session.tell(wire.LinkState(frame.request, "", "", 0, 0, 0, 0, 0, 0, text))
             case wire.Bye():
                 self._gone(session, ErrorCode.CLOSED)
             case wire.AnnounceSend():

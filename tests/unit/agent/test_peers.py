@@ -522,7 +522,7 @@ def test_a_listener_that_cannot_prove_itself_is_refused() -> None:
 
         async def impostor() -> None:
             other, _ = await loop.sock_accept(server)
-            await loop.sock_sendall(other, wire.encode(wire.Challenge(1, bytes(32))))
+            await loop.sock_sendall(other, wire.encode(wire.Challenge(wire.PROTOCOL_VERSION, bytes(32))))
             await loop.sock_recv(other, 1000)
             await loop.sock_sendall(other, wire.encode(wire.Welcome(1, 0, 1 << 20, bytes(32))))
             other.close()

@@ -257,7 +257,7 @@ def test_announcements_end_with_their_trainer() -> None:
         envelope = Envelope("job", 0, 1, "", tag, TrafficClass.PIPELINE, MIB, "", ())
         world.put("a/0", ev.SendAnnounced(envelope, 1_000_000))
     world.put("a/0", ev.ClientDetached(RANK[0], 100, "closed", True))
-    assert not len(world.agent("a/0").sender.asking.announced)
+    assert not len(world.agent("a/0").sender.asking.announcer.announced)
 
 
 def test_a_peer_cannot_end_the_session_with_a_time_beyond_reason() -> None:
