@@ -15,6 +15,7 @@ import bisect
 import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -117,6 +118,8 @@ class Mapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._area = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
         self.bytes: Bytes = np.frombuffer(self._area, np.uint8)
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
         header = read_header(view_of(self.bytes), size_bytes)
         # A PEER arena is another client's SEND arena, and says so.
         if header.kind not in (kind, ArenaKind.SEND if kind is ArenaKind.PEER else kind):
@@ -130,6 +133,22 @@ class Mapping:
         if offset < PAGE_BYTES or nbytes < 0 or offset + nbytes > self.size_bytes:
             raise WireError(f"block {offset}+{nbytes} lies outside arena {self.arena} of {self.size_bytes} bytes")
         return self.bytes[offset : offset + nbytes]
+
+    def private_block(self, offset: int, nbytes: int) -> Bytes:
+        """A block in a mapping of its own, copy on write: what is written to it nobody else sees.
+
+        Its pages are shared until they are written to, so nothing is copied ahead. The mapping goes with its last view,
+        and the written pages with it: the block's next message isn't touched. Raises OSError when it can't be mapped.
+        """
+        self.block(offset, nbytes)  # validates
+        area = mmap.mmap(
+            self._fd,
+            nbytes,
+            mmap.MAP_PRIVATE,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=offset,
+        )
+        return np.frombuffer(area, np.uint8)
 
     def holds_all(self, transfer: TransferId, nbytes: int, offset: int) -> bool:
         """Whether the block at ``offset`` says of itself that it is this message's and all of it is in place."""

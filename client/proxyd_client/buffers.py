@@ -53,6 +53,8 @@ class Mover(Protocol):
     """
 
     nbytes: int
+    waits: bool
+    """Moving it may wait for others (a device's stream): not for a thread that only looks whether it is done."""
 
     def write_to(self, block: Bytes) -> None:
         """Put the message into ``block``, all of it before this returns."""

@@ -131,15 +131,24 @@ class Endpoint:
         )
         handle.wait(core.remaining_s(deadline_ns))
 
-    def recv(self, src: int | None = None, tag: int = 0, *, group: str = "", timeout_s: float | None = None) -> Message:
+    def recv(
+        self,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        group: str = "",
+        writable: bool = False,
+        timeout_s: float | None = None,
+    ) -> Message:
         """Receive the channel's next message, without a copy.
 
         :param src: rank of the sender; None takes the earliest from any.
+        :param writable: the message's memory may be written to (copy on write: nobody else sees it).
         :param timeout_s: seconds; None waits without limit.
         :raises TransferTimeout: the receive is taken back, so the next one gets the message.
         :raises PeerLost: the sender has ended and nothing more will come from it.
         """
-        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), None)
+        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), None, writable=writable)
         return cast(Message, self._session.receiver.wait(receive, timeout_s, withdraw=True))
 
     def recv_into(
@@ -166,9 +175,11 @@ class Endpoint:
         receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), into)
         return cast(int, self._session.receiver.wait(receive, timeout_s, withdraw=True))
 
-    def irecv(self, src: int | None = None, tag: int = 0, *, group: str = "") -> Handle[Message]:
-        """Post a receive; the handle's ``wait`` returns the message."""
-        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), None)
+    def irecv(
+        self, src: int | None = None, tag: int = 0, *, group: str = "", writable: bool = False
+    ) -> Handle[Message]:
+        """Post a receive; the handle's ``wait`` returns the message (see :meth:`recv`)."""
+        receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), None, writable=writable)
         return Handle(cast("Operation[Message]", receive))
 
     def irecv_into(

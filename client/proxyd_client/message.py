@@ -23,8 +23,13 @@ class Message:
 
     __slots__ = ("data", "dtype", "group", "nbytes", "shape", "src", "tag")
 
-    def __init__(self, envelope: Envelope, block: Bytes, give_back: Callable[[], None] | None) -> None:
-        """``block``: an array object that nobody else holds; ``give_back`` is called once, when its last view died."""
+    def __init__(
+        self, envelope: Envelope, block: Bytes, give_back: Callable[[], None] | None, *, writable: bool = False
+    ) -> None:
+        """``block``: an array object that nobody else holds; ``give_back`` is called once, when its last view died.
+
+        ``writable``: its memory is this process's own to write to.
+        """
         self.src: int = envelope.src_rank
         """Rank of the sender."""
         self.tag: int = envelope.tag
@@ -37,12 +42,12 @@ class Message:
         # the death of the last view, however deep the chain of slices.
         if give_back is not None:
             weakref.finalize(block, give_back).atexit = False
-        self.data: memoryview = view_of(block).toreadonly()
-        """The bytes, one-dimensional, read-only."""
+        self.data: memoryview = view_of(block) if writable else view_of(block).toreadonly()
+        """The bytes, one-dimensional; read-only, unless the message was received ``writable``."""
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The message as a read-only numpy array, without a copy.
+        """The message as a numpy array, without a copy; read-only unless it was received ``writable``.
 
         Raises ArgumentError when numpy has no such dtype: use :attr:`data`, or import ``ml_dtypes`` first.
         """
@@ -55,7 +60,7 @@ class Message:
             ) from error
         flat = np.frombuffer(self.data, dtype) if self.nbytes else np.empty(0, dtype)
         array = flat.reshape(self.shape)
-        array.flags.writeable = False
+        array.flags.writeable = not self.data.readonly
         return array
 
     def __len__(self) -> int:

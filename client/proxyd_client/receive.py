@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from proxyd.wire.client import SendPhase
 from proxyd.wire.envelope import Envelope
 from proxyd_client.buffers import Payload, misfit
 from proxyd_client.errors import ProxydError
@@ -14,6 +15,8 @@ from proxyd_client.message import Message
 
 if TYPE_CHECKING:
     from proxyd_client.receiving import Receiver
+
+E = TypeVar("E", bound=ProxydError)
 
 
 class Receive(Posted):
@@ -30,10 +33,19 @@ class Receive(Posted):
         "origin",
         "result",
         "waiters",
+        "writable",
     )
 
     def __init__(
-        self, receiver: Receiver, src: int | None, group: str, tag: int, into: Payload | None, *, strict: bool = False
+        self,
+        receiver: Receiver,
+        src: int | None,
+        group: str,
+        tag: int,
+        into: Payload | None,
+        *,
+        strict: bool = False,
+        writable: bool = False,
     ) -> None:
         def check(envelope: Envelope) -> str:
             if into is None:
@@ -45,6 +57,7 @@ class Receive(Posted):
         self.callbacks: tuple[Callable[[], None], ...] = ()
         self.origin: int | None = src
         self.into = into
+        self.writable = writable
         self.copied_bytes = 0
         self.copying = False
         self.waiters = 0
@@ -69,6 +82,16 @@ class Receive(Posted):
             and incoming.landed_bytes > self.copied_bytes
             and (self.into.mover is None or incoming.complete)  # a mover moves all in one pass
         )
+
+    @property
+    def copy_is_due_here(self) -> bool:
+        """Whoever waits for it is to copy."""
+        return self.copy_is_due and not self.for_background
+
+    @property
+    def for_background(self) -> bool:
+        """Its copies are the background thread's, whoever waits."""
+        return self.into is not None and self.into.mover is not None and self.into.mover.waits
 
     def wait(self, timeout_s: float | None) -> Message | int:
         """Wait for the message; on a timeout the receive stays posted."""
@@ -96,6 +119,22 @@ class Receive(Posted):
     def cancel(self) -> bool:
         """Take it back."""
         return self._receiver.cancel(self)
+
+    def failure(self, kind: type[E], what: str, why: str, next_step: str, peer: int | None = None) -> E:
+        """An error that says what this is, and how far it was; with the session's lock held."""
+        core, incoming = self._receiver.core, self.incoming
+        if peer is None:
+            peer = incoming.envelope.src_rank if incoming is not None else self.src
+        return kind(
+            f"receive from {core.name_of(peer)} ({core.channel(self.tag, self.group)}) {what}",
+            why=why,
+            next_step=next_step,
+            peer=peer,
+            tag=self.tag,
+            group=self.group,
+            phase=SendPhase.AGENT_AWAY.label if core.away else self.phase,
+            bytes_done=incoming.landed_bytes if incoming is not None else 0,
+        )
 
     def describe(self) -> str:
         """State in one line."""

@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 
@@ -54,8 +54,6 @@ from proxyd_client.message import Message
 from proxyd_client.receive import Receive, eta_s
 from proxyd_client.resuming import Knowledge
 
-E = TypeVar("E", bound=ProxydError)
-
 _COPY_BYTES = 4 << 20
 LOST_GRACE_S = 0.3
 """A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
@@ -82,11 +80,20 @@ class Receiver:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def post(self, src: int | None, group: str, tag: int, into: Payload | None, *, strict: bool = False) -> Receive:
+    def post(
+        self,
+        src: int | None,
+        group: str,
+        tag: int,
+        into: Payload | None,
+        *,
+        strict: bool = False,
+        writable: bool = False,
+    ) -> Receive:
         """Post a receive."""
         core = self.core
         core.check_process()
-        receive = Receive(self, src, group, tag, into, strict=strict)
+        receive = Receive(self, src, group, tag, into, strict=strict, writable=writable)
         with core.lock:
             core.check_open()
             self._settle(self._matcher.post(receive))
@@ -107,9 +114,9 @@ class Receiver:
             receive.waiters += 1
             try:
                 while not receive.ended:
-                    if receive.copy_is_due:
+                    if receive.copy_is_due_here:
                         self._copy_step(receive)
-                    elif not core.progress.wait_for(lambda: receive.ended or receive.copy_is_due, deadline_ns):
+                    elif not core.progress.wait_for(lambda: receive.ended or receive.copy_is_due_here, deadline_ns):
                         raise self._timeout(receive, timeout_s)
                 core.progress.wait_locally(lambda: not receive.copying)
             except BaseException:
@@ -133,7 +140,7 @@ class Receiver:
         with core.lock:
             if not receive.ended:
                 core.progress.poll_now()
-                if receive.copy_is_due:
+                if receive.copy_is_due_here:
                     self._copy_step(receive)
             return receive.ended and not receive.copying
 
@@ -155,7 +162,7 @@ class Receiver:
             if receive.ended:
                 return False
             if self._withdraw(receive):
-                self._end(receive, self._error(TransferCancelled, receive, "was cancelled", "", ""))
+                self._end(receive, receive.failure(TransferCancelled, "was cancelled", "", ""))
                 return True
             return False
 
@@ -371,7 +378,7 @@ class Receiver:
                 if (incoming := receive.incoming) is not None:
                     done = f"{incoming.landed_bytes} of {incoming.envelope.nbytes} bytes done"
                     what = f"was given up ({receive.phase}, {done})"
-                self._end(receive, self._error(type(error), receive, what, str(error), ""))
+                self._end(receive, receive.failure(type(error), what, str(error), ""))
             if receive.incoming is not None:
                 self._matcher.finished(receive.incoming)  # they refer to each other, and so would keep the buffer
         if self._missing_timer is not None:
@@ -387,7 +394,7 @@ class Receiver:
     def work(self) -> bool:
         """Copy a piece of a posted receive that nobody waits for; whether there was one."""
         for receive in self._landing.values():
-            if not receive.waiters and receive.copy_is_due:
+            if receive.copy_is_due and (receive.for_background or not receive.waiters):
                 self._copy_step(receive)
                 return True
         return False
@@ -412,7 +419,7 @@ class Receiver:
                 step = "The buffer is untouched and the message was dropped; the next receive gets the next one"
                 self._drop(incoming)
             peer = incoming.envelope.src_rank
-            self._end(receive, self._error(MismatchError, receive, "does not fit", reason, step, peer=peer))
+            self._end(receive, receive.failure(MismatchError, "does not fit", reason, step, peer=peer))
         for _, incoming in outcome.matched:
             self._advance(incoming)
 
@@ -440,7 +447,7 @@ class Receiver:
                 self._complete(receive, incoming)
         elif receive.copy_is_due:
             self._landing[id(receive)] = receive
-            if not receive.waiters:
+            if receive.for_background or not receive.waiters:
                 self.core.progress.call_background()
 
     def _source(self, incoming: Incoming) -> Bytes:
@@ -492,7 +499,7 @@ class Receiver:
 
     def _fail_here(self, receive: Receive, incoming: Incoming, cause: Exception) -> None:
         """The message is all here, and can't be put where it is wanted (a device's error)."""
-        error = self._error(TransferFailed, receive, "could not be copied out", f"{type(cause).__name__}: {cause}", "")
+        error = receive.failure(TransferFailed, "could not be copied out", f"{type(cause).__name__}: {cause}", "")
         self._matcher.finished(incoming)
         self._drop(incoming)
         self._end(receive, error)
@@ -505,11 +512,14 @@ class Receiver:
         elif envelope.nbytes and incoming.arena:
             link = self._link_of(incoming)
             give_back = functools.partial(link.send_from_finalizer, encode(Release(*incoming.transfer)))
-            receive.result = Message(envelope, self._source(incoming), give_back)
+            block = self._source(incoming)
+            if receive.writable and incoming.mapping is not None:
+                block = incoming.mapping.private_block(incoming.offset, envelope.nbytes)
+            receive.result = Message(envelope, block, give_back, writable=receive.writable)
         else:
             # Empty, or in memory of our own.
             block = self._source(incoming) if envelope.nbytes else np.empty(0, np.uint8)
-            receive.result = Message(envelope, block, None)
+            receive.result = Message(envelope, block, None, writable=receive.writable)
             self._link_of(incoming).send(Release(*incoming.transfer))
         self._forget(incoming)
         self._end(receive, None)
@@ -517,9 +527,7 @@ class Receiver:
     def _fail_with(self, receive: Receive, incoming: Incoming) -> None:
         code, message, bytes_done = incoming.failed or (ErrorCode.INTERNAL, "", 0)
         what = f"failed ({receive.phase}, {bytes_done} of {incoming.envelope.nbytes} bytes done)"
-        error = self._error(
-            class_of_code(code), receive, what, message, next_step_of_code(code), incoming.envelope.src_rank
-        )
+        error = receive.failure(class_of_code(code), what, message, next_step_of_code(code), incoming.envelope.src_rank)
         error.bytes_done = bytes_done
         self._forget(incoming)
         self._end(receive, error)
@@ -531,7 +539,7 @@ class Receiver:
     def _fail_lost(self, receive: Receive, why: str) -> None:
         self._matcher.withdraw(receive)
         step = next_step_of_code(ErrorCode.PEER_LOST)
-        self._end(receive, self._error(PeerLost, receive, "can't be fulfilled", why, step))
+        self._end(receive, receive.failure(PeerLost, "can't be fulfilled", why, step))
 
     def _withdraw(self, receive: Receive) -> bool:
         """Take a receive back; the message it held, if any, goes to the next one. False: it ended meanwhile."""
@@ -573,27 +581,9 @@ class Receiver:
             others = self._matcher.queued_elsewhere(receive.src, receive.group, receive.tag)
             if others:
                 what += f" on this channel, but {len(others)} wait on others, the first one {others[0].describe()}"
-        return self._error(
+        return receive.failure(
             TransferTimeout,
-            receive,
             f"is not done after {timeout_s:g} s",
             what,
             "Wait or receive again: nothing is lost",
-        )
-
-    def _error(
-        self, kind: type[E], receive: Receive, what: str, why: str, next_step: str, peer: int | None = None
-    ) -> E:
-        incoming = receive.incoming
-        if peer is None:
-            peer = incoming.envelope.src_rank if incoming is not None else receive.src
-        return kind(
-            f"receive from {self.core.name_of(peer)} ({self.core.channel(receive.tag, receive.group)}) {what}",
-            why=why,
-            next_step=next_step,
-            peer=peer,
-            tag=receive.tag,
-            group=receive.group,
-            phase=SendPhase.AGENT_AWAY.label if self.core.away else receive.phase,
-            bytes_done=incoming.landed_bytes if incoming is not None else 0,
         )

@@ -9,10 +9,21 @@ or, for the group of a pipeline alone: ``dist.new_group(ranks, backend="proxyd")
 
 from __future__ import annotations
 
+from proxyd_client.torch.functions import eta_s, group_of, link_state, recv_tensor
 from proxyd_client.torch.group import BACKEND_NAME, ProcessGroupProxyd, register
 from proxyd_client.torch.membership import Options
 from proxyd_client.torch.tensors import TensorError
 
 register()
 
-__all__ = ["BACKEND_NAME", "Options", "ProcessGroupProxyd", "TensorError", "register"]
+__all__ = [
+    "BACKEND_NAME",
+    "Options",
+    "ProcessGroupProxyd",
+    "TensorError",
+    "eta_s",
+    "group_of",
+    "link_state",
+    "recv_tensor",
+    "register",
+]

@@ -15,6 +15,7 @@ would be staged once more by the driver.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -42,10 +43,14 @@ class StreamCopies:
     """Copies by one stream of a device.
 
     :param api: the module with ``Stream``, ``stream``, ``current_stream``: ``torch.cuda``, or one that works like it.
+    :param keep: tells the allocator that a stream uses a tensor.
     """
 
-    def __init__(self, api: Any, device: torch.device) -> None:
+    def __init__(
+        self, api: Any, device: torch.device, keep: Callable[[torch.Tensor, Any], None] = torch.Tensor.record_stream
+    ) -> None:
         self._api = api
+        self._keep = keep
         self._stream = api.Stream(device)
         self._device = device
         self._registered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -70,7 +75,7 @@ class StreamCopies:
             self._stream.wait_event(after)
             to.copy_(source, non_blocking=True)
             # The allocator must not hand the memory to another stream before this copy has ended.
-            tensor.record_stream(self._stream)
+            self._keep(tensor, self._stream)
         self._stream.synchronize()
 
     def _register(self, block: Bytes, *, writable: bool) -> None:

@@ -180,12 +180,32 @@ def join(
     life = store.add(f"proxyd/lives/{rank}", 1)
     base = f"proxyd/life/{life}"
     meeting = _Meeting(store, base, rank, size, timeout)
+    try:
+        name, outbox = _register(meeting, rank, my_rank, global_ranks, options)
+    except ProxydError as error:
+        meeting.publish(f"member/{rank}", {"failed": f"{type(error).__name__}: {error}"})
+        raise
+    try:
+        members = [_member(meeting, other) for other in range(size)]
+        if len({member.rank for member in members}) != size:
+            raise ArgumentError(f"members of a group have the same rank: {[member.rank for member in members]}")
+    except BaseException:
+        _endpoints.release(outbox, 0.0)
+        raise
+    if not global_ranks:
+        _endpoints.note_world(my_rank, outbox.endpoint.job)
+    return Membership(name, rank, members, outbox, timeout)
+
+
+def _register(
+    meeting: _Meeting, rank: int, my_rank: int, global_ranks: Sequence[int], options: Options
+) -> tuple[str, Outbox]:
+    """Name the group (its first rank) or hear its name, connect, and say who one is."""
     named = options.job or os.environ.get(JOB_VARIABLE, "")
     if rank == 0:
         nonce = os.urandom(6).hex()
-        shared = None if named or not global_ranks else _endpoints.world_job(my_rank) or _job_of_store(store)
-        job = named or shared or f"torch-{nonce}"
-        meeting.publish("name", {"name": nonce, "job": job})
+        shared = None if named or not global_ranks else _endpoints.world_job(my_rank) or _job_of_store(meeting.store)
+        meeting.publish("name", {"name": nonce, "job": named or shared or f"torch-{nonce}"})
     agreed = meeting.read("name", "the first rank to name the group")
     name, job = str(agreed["name"]), str(agreed["job"])
     if named and named != job:
@@ -197,34 +217,36 @@ def join(
     try:
         site = _site_of(my_rank, outbox.endpoint, options)
         meeting.publish(f"member/{rank}", {"rank": my_rank, "site": site, "agent": outbox.endpoint.agent_name})
-        members = [Member(**meeting.read(f"member/{other}", f"group rank {other}")) for other in range(size)]
-        if len({member.rank for member in members}) != size:
-            raise ArgumentError(f"members of a group have the same rank: {[member.rank for member in members]}")
     except BaseException:
         _endpoints.release(outbox, 0.0)
         raise
-    if not global_ranks:
-        _endpoints.note_world(my_rank, job)
-    return Membership(name, rank, members, outbox, timeout)
+    return name, outbox
+
+
+def _member(meeting: _Meeting, group_rank: int) -> Member:
+    said = meeting.read(f"member/{group_rank}", f"group rank {group_rank}")
+    if "failed" in said:
+        raise ConfigError(f"group rank {group_rank} could not join the group", why=str(said["failed"]))
+    return Member(rank=int(said["rank"]), site=str(said["site"]), agent=str(said["agent"]))
 
 
 class _Meeting:
     """Keys of one life of a group in its store."""
 
     def __init__(self, store: Any, base: str, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        self._store = store
+        self.store = store
         self._base = base
         self._rank = rank
         self._size = size
         self._timeout = timeout
 
     def publish(self, key: str, value: dict[str, Any]) -> None:
-        self._store.set(f"{self._base}/{key}", json.dumps(value))
+        self.store.set(f"{self._base}/{key}", json.dumps(value))
 
     def read(self, key: str, who: str) -> dict[str, Any]:
         full = f"{self._base}/{key}"
         try:
-            self._store.wait([full], self._timeout)
+            self.store.wait([full], self._timeout)
         except (RuntimeError, dist.DistStoreError) as error:
             raise TransferTimeout(
                 f"group rank {self._rank} of {self._size} waited {self._timeout.total_seconds():g} s for {who}",
@@ -232,7 +254,7 @@ class _Meeting:
                 next_step="Look at the log of that rank: it has ended, or can't reach its agent or the store",
                 phase="meeting the other members",
             ) from error
-        value = json.loads(self._store.get(full))
+        value = json.loads(self.store.get(full))
         if not isinstance(value, dict):
             raise ProxydError(f"key {full} of the store holds {value!r}, and not what a member publishes")
         return value

@@ -21,7 +21,7 @@ from proxyd_client.handle import Handle
 
 NO_ROOM = "waiting for room in shared memory"
 _TRY_S = 0.05
-"""How long one destination's first send may wait for room while others' wait too."""
+"""How long one destination's first send waits for room before the others' have their turn."""
 _LINGER_S = 10.0
 
 
@@ -40,20 +40,26 @@ class Later:
     def posted(self, handle: Handle[None]) -> None:
         """It is under way."""
         with self._changed:
+            if self._error is not None:  # cancelled just now
+                handle.cancel()
+                return
             self._handle, self.payload = handle, None
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
         for callback in callbacks:
             handle.call_when_done(callback)
 
-    def failed(self, error: ProxydError) -> None:
-        """It will not be."""
+    def failed(self, error: ProxydError) -> bool:
+        """It will not be; False: its outcome is another."""
         with self._changed:
+            if self._handle is not None or self._error is not None:
+                return False
             self._error, self.payload = error, None
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
         for callback in callbacks:
             callback()
+        return True
 
     def wait(self, timeout_s: float | None) -> None:
         """See :class:`~proxyd_client.handle.Handle`."""
@@ -86,14 +92,10 @@ class Later:
 
     def cancel(self) -> bool:
         """Give it up."""
-        with self._changed:
-            handle = self._handle
-            if handle is None and self._error is None:
-                self._error = TransferCancelled(f"send to rank {self.dst} was cancelled before it was posted")
-                self.payload = None
-                self._changed.notify_all()
-                return True
-        return handle is not None and handle.cancel()
+        handle = self._handle
+        if handle is not None:
+            return handle.cancel()
+        return self.failed(TransferCancelled(f"send to rank {self.dst} was cancelled before it was posted"))
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """See :class:`~proxyd_client.handle.Handle`."""
@@ -157,20 +159,20 @@ class Outbox:
                     return
                 heads = [queue[0] for queue in self._queues.values()]
             for later in heads:
-                if self._post(later, None if len(heads) == 1 else _TRY_S):
+                if self._post(later):
                     with self._lock:
                         queue = self._queues[later.dst]
                         queue.popleft()
                         if not queue:
                             del self._queues[later.dst]
 
-    def _post(self, later: Later, timeout_s: float | None) -> bool:
+    def _post(self, later: Later) -> bool:
         """Whether it is off the queue."""
         payload = later.payload
         if payload is None:
             return True  # cancelled
         try:
-            later.posted(self.endpoint.isend(payload, later.dst, timeout_s=timeout_s, **later.arguments))
+            later.posted(self.endpoint.isend(payload, later.dst, timeout_s=_TRY_S, **later.arguments))
         except TransferTimeout:
             return False
         except ProxydError as error:

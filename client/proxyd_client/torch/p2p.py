@@ -17,7 +17,7 @@ from proxyd_client.errors import ArgumentError, ProxydError
 from proxyd_client.handle import Handle
 from proxyd_client.torch.errors import for_torch
 from proxyd_client.torch.membership import Membership
-from proxyd_client.torch.tensors import describe, payload_of_tensor
+from proxyd_client.torch.tensors import describe, payload_of_tensor, tensor_of
 from proxyd_client.torch.works import TensorWork
 
 
@@ -54,6 +54,14 @@ class PointToPoint:
         what = functools.partial(self._what, "recv", tensor, "from", src, tag)
         handle = self._start(what, lambda: self._irecv(tensor, src, tag))
         return TensorWork(handle, [tensor], what, self._timeout_s, self._group_rank)
+
+    def take(self, src: int | None, tag: int, timeout_s: float | None) -> tuple[torch.Tensor, int]:
+        """Receive without a copy: a tensor over the agent's shared memory, and the group rank that it is from."""
+        source = None if src is None else self._job_rank(src)
+        message = self._endpoint.recv(
+            source, tag, group=self._group, writable=True, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+        )
+        return tensor_of(message), self._group_rank(message.src)
 
     def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Pending:
         """For collectives: the bare operation."""

@@ -18,6 +18,7 @@ import torch
 
 from proxyd_client.buffers import Bytes, Payload
 from proxyd_client.errors import ArgumentError
+from proxyd_client.message import Message
 from proxyd_client.torch.devices import Copies, copies_for
 
 _NOTHING: Bytes = np.empty(0, np.uint8)
@@ -57,6 +58,7 @@ class TensorMover:
 
     def __init__(self, tensor: torch.Tensor, copies: Copies | None) -> None:
         self.nbytes = tensor.numel() * tensor.element_size()
+        self.waits = copies is not None
         self._tensor = tensor
         self._copies = copies
         # What the trainer had queued on its stream before it posted this comes first, in both directions.
@@ -87,6 +89,20 @@ def tensor_over(block: Bytes, dtype: torch.dtype, shape: Any) -> torch.Tensor:
     # By address: torch would warn of every read-only numpy array.
     area = (ctypes.c_uint8 * block.size).from_address(block.ctypes.data)
     return torch.frombuffer(area, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def tensor_of(message: Message) -> torch.Tensor:
+    """A tensor over a message that was received ``writable``, without a copy.
+
+    The tensor keeps the message's block from the agent's memory until its last view dies: clone what must live long.
+    Raises TensorError for a dtype that torch doesn't have.
+    """
+    dtype = getattr(torch, message.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TensorError(f"torch has no dtype {message.dtype!r}", next_step="Receive it with Endpoint.recv")
+    if not message.nbytes:
+        return torch.empty(message.shape, dtype=dtype)
+    return torch.frombuffer(message.data, dtype=torch.uint8).view(dtype).view(message.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -114,3 +114,25 @@ def test_prefault_touches_or_gives_up_quietly() -> None:
     mapping.prefault(lambda: False)
     assert os.fstat(fd).st_blocks >= before
     os.close(fd)
+
+
+def test_a_private_block_shares_until_it_is_written_to_and_takes_its_pages_along() -> None:
+    fd = memfd(ArenaKind.RECEIVE, 8 * PAGE)
+    os.pwrite(fd, b"x" * 3 * PAGE, 2 * PAGE)
+    before = len(os.listdir("/proc/self/fd"))
+    mapping = Mapping(fd, 1, ArenaKind.RECEIVE, 8 * PAGE)
+    block = mapping.private_block(2 * PAGE, 2 * PAGE + 5)
+    assert bytes(block) == b"x" * (2 * PAGE + 5)
+    block[:] = 7
+    assert bytes(mapping.block(2 * PAGE, 3 * PAGE)) == b"x" * 3 * PAGE
+    os.pwrite(fd, b"y" * 3 * PAGE, 2 * PAGE)
+    again = mapping.private_block(2 * PAGE, 10)
+    assert bytes(again) == b"y" * 10
+    assert (block == 7).all()
+    with pytest.raises(WireError, match="outside"):
+        mapping.private_block(7 * PAGE, 2 * PAGE)
+    del mapping
+    assert bytes(again) == b"y" * 10
+    del block, again
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)

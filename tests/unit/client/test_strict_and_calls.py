@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -101,6 +102,7 @@ class Strided:
     def __init__(self, array: np.ndarray) -> None:
         self.array = array[::2]
         self.nbytes = self.array.nbytes
+        self.waits = False
 
     def write_to(self, block: Bytes) -> None:
         np.copyto(block.view(self.array.dtype), self.array)
@@ -206,3 +208,28 @@ def test_the_thread_of_callbacks_ends_when_idle_and_comes_back(monkeypatch: pyte
         done = threading.Event()
         calls.put(done.set)
         assert done.wait(20)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 3 * MIB + 5])
+def test_a_writable_message_is_copied_where_it_is_written_to_and_only_there(
+    agent: FakeAgent, connect: Connect, nbytes: int
+) -> None:
+    sender, receiver = connect(agent, 0), connect(agent, 1)
+    sent = np.arange(nbytes, dtype=np.uint8)
+    for number in range(4):
+        sender.isend(sent + np.uint8(number), 1)
+        message = receiver.recv(0, writable=True, timeout_s=20)
+        assert np.array_equal(message.array, sent + np.uint8(number))
+        assert not message.data.readonly
+        message.array[:] = 77
+        assert (np.asarray(message.data) == 77).all()
+        receiver.link_state(0)
+        assert agent.count(wire.Release) == number
+        del message
+        gc.collect()
+        receiver.link_state(0)
+        assert agent.count(wire.Release) == number + 1
+    sender.isend(sent, 1)
+    message = receiver.recv(0, timeout_s=20)
+    assert np.array_equal(message.array, sent)
+    assert message.data.readonly
