@@ -126,7 +126,7 @@ def test_sites_are_the_agents_or_what_is_said(join: Join, store: Any, monkeypatc
 
     options = Options(sites={0: "b", 1: "a", 2: "b", 3: "c"})
     assert join(store, 4, each=[options] * 4)[0].sites == ((0, 2), (1,), (3,))
-    with pytest.raises(ConfigError, match="group rank 2 could not join the group: ArgumentError: .*no site for rank 2"):
+    with pytest.raises(ConfigError, match=r"group rank 2 could not join.*no site for rank 2"):
         join(store, 3, each=[None, None, Options(sites={0: "a", 1: "a"})])
     monkeypatch.setenv("PROXYD_SITE", "elsewhere")
     assert {member.site for member in join(store, 2)[0].members} == {"elsewhere"}
