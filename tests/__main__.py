@@ -27,9 +27,10 @@ def options_of(group: str) -> list[str]:
     """How pytest runs a group."""
     processors = min(len(os.sched_getaffinity(0)), MAX_PROCESSORS)
     # One more than there are processors, because some tests wait.
-    workers = {"together": processors + 1, "in_pairs": 2, "alone": 1}[group] if processors > 1 else 1
+    workers = {"together": processors + 1, "in_pairs": 2, "by_file": 2, "alone": 1}[group] if processors > 1 else 1
     # A worker that has no more to do takes over what waits behind a long test of another one.
-    return ["--group", group, *(["-n", str(workers), "--dist", "worksteal"] if workers > 1 else [])]
+    spread = "loadfile" if group == "by_file" else "worksteal"
+    return ["--group", group, *(["-n", str(workers), "--dist", spread] if workers > 1 else [])]
 
 
 def reporting(report: Path) -> list[str]:

@@ -2,7 +2,8 @@
 
 ``together``: whatever measures no time. Their result doesn't depend on who else uses the machine, so there is one more
 at once than there are processors. ``in_pairs``: real daemons that wait most of their time, with bars of seconds that
-leave a busy machine room; two at once. ``alone``: rates, bursts, and what a host or an emulated link can carry.
+leave a busy machine room; two at once. ``by_file``: the same, but the tests of a file share what takes long to start
+(trainers with torch), so two files at once. ``alone``: rates, bursts, and what a host or an emulated link can carry.
 
 A test is in the group of its file, or of its room, a directory below ``tests``; a mark with the name of a group wins.
 What nobody has judged is ``alone``: that is slow, and never wrong. So every test is in exactly one group.
@@ -44,8 +45,9 @@ GROUPS = {
         "integration/test_shadow.py",
         "integration/test_strangers.py",
         "integration/test_tls.py",
-        "torch",
     ),
+    # The soak takes three minutes and half a processor, so it comes first and the others pass by it.
+    "by_file": ("faults/test_soak.py", "torch"),
     "alone": (),
 }
 """In the order in which they run: a broken core shows in seconds, not after the emulated WAN has run."""
