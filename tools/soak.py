@@ -4,6 +4,7 @@ or repeated, and nothing may grow.
 
     tools/soak.py --seconds 180 --kill trainers,coordinator         what CI runs
     tools/soak.py --seconds 3600 --kill trainers,coordinator        an hour
+    tools/soak.py --seconds 3600 --pause 0.1 --largest 1048576      an hour that leaves room for other work
     tools/soak.py --kill trainers,coordinator,agents --seed 7 --out build/soak.json
 
 Each message carries the SHA-256 of its body, the name of its stream and its number there; the receiver checks all
@@ -62,9 +63,9 @@ KINDS = ("trainers", "coordinator", "agents")
 class Trainer:
     """Sends to one other rank and receives from it, all the time."""
 
-    def __init__(self, socket: str, job: str, rank: int, other: int, seed: int, pause_s: float) -> None:
+    def __init__(self, socket: str, job: str, rank: int, other: int, seed: int, pause_s: float, largest: int) -> None:
         self.endpoint = proxyd_client.connect(job, rank, socket=socket, timeout_s=WAIT_S)
-        self.other, self.pause_s = other, pause_s
+        self.other, self.pause_s, self.largest_bytes = other, pause_s, largest
         self.random = random.Random(seed)
         self.bodies = memoryview(np.random.default_rng(seed).bytes(2 * MAX_BODY_BYTES))
         self.quiet = threading.Event()
@@ -79,7 +80,9 @@ class Trainer:
     def body_bytes(self) -> int:
         """Mostly small, sometimes none, sometimes many MiB."""
         draw = self.random.random()
-        return 0 if draw < 0.02 else int(MAX_BODY_BYTES ** self.random.random()) if draw < 0.9 else 4 * MIB
+        if draw < 0.02:
+            return 0
+        return int(self.largest_bytes ** self.random.random()) if draw < 0.9 else self.largest_bytes // 4
 
     def send(self) -> None:
         """Until it is to be quiet; then until everything is acknowledged."""
@@ -162,8 +165,8 @@ class Trainer:
 
 def trainer_main(arguments: list[str]) -> int:
     """Commands on stdin: ``quiet`` (send no more), ``end``. Each is answered by a line of JSON."""
-    socket, job, rank, other, seed, pause_s = arguments
-    trainer = Trainer(socket, job, int(rank), int(other), int(seed), float(pause_s))
+    socket, job, rank, other, seed, pause_s, largest = arguments
+    trainer = Trainer(socket, job, int(rank), int(other), int(seed), float(pause_s), int(largest))
     sending = threading.Thread(target=trainer.send, daemon=True)
     receiving = threading.Thread(target=trainer.receive, daemon=True)
     print(json.dumps({"ready": True}), flush=True)
@@ -183,6 +186,15 @@ def trainer_main(arguments: list[str]) -> int:
 
 
 # -- who starts, kills and watches them --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is sent. The link is full by itself; a long run beside other work pauses, and sends small ones."""
+
+    pause_s: float = 0.0
+    """Between two messages of a trainer."""
+    largest_bytes: int = MAX_BODY_BYTES
 
 
 @dataclass
@@ -228,8 +240,9 @@ def memory_of(pid: int) -> int:
 class Soak:
     """One run."""
 
-    def __init__(self, cluster: Cluster, seed: int, kinds: list[str]) -> None:
+    def __init__(self, cluster: Cluster, seed: int, kinds: list[str], load: Load) -> None:
         self.cluster = cluster
+        self.load = load
         self.random = random.Random(seed)
         self.seed = seed
         self.kinds = kinds
@@ -238,7 +251,7 @@ class Soak:
         self.lives: dict[int, Life] = {}
         # Three pairs over the link, one inside a site, which would be as fast as the machine.
         self.places = [
-            Place(site, 2 * pair + end, 2 * pair + 1 - end, 0.02 if sites == ("a", "a") else 0.0)
+            Place(site, 2 * pair + end, 2 * pair + 1 - end, load.pause_s + (0.02 if sites == ("a", "a") else 0.0))
             for pair, sites in enumerate([("a", "b"), ("a", "b"), ("b", "a"), ("a", "a")])
             for end, site in enumerate(sites)
         ]
@@ -248,6 +261,7 @@ class Soak:
         place.lives += 1
         arguments = [self.cluster.agent(place.site).socket, "soak", str(place.rank), str(place.other)]
         arguments += [str(self.seed * 1000 + place.rank * 100 + place.lives), str(place.pause_s)]
+        arguments.append(str(self.load.largest_bytes))
         place.process = subprocess.Popen(
             [sys.executable, __file__, "trainer", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -367,19 +381,19 @@ def idle_fds(cluster: Cluster) -> dict[int, int]:
     return {member.pid: fds_of(member) for member in cluster.members}
 
 
-def soak(seconds: float, seed: int, kinds: list[str]) -> tuple[dict[str, Any], list[str]]:
+def soak(seconds: float, seed: int, kinds: list[str], load: Load) -> tuple[dict[str, Any], list[str]]:
     """Run it; answers the figures and, in words, which bars don't hold."""
     links = {("a", "b"): LINK, ("b", "a"): LINK}
     agent = {"memory": "1GiB", "arena": "64MiB", "eager": "32MiB"}
     with Cluster({"a": 1, "b": 1}, links=links, agent=agent) as cluster:
-        warm = Soak(cluster, seed + 1, [])
+        warm = Soak(cluster, seed + 1, [], load)
         try:
             warm.run(3.0)
             problems = warm.end()
         finally:
             warm.close()
         fds_before = idle_fds(cluster)
-        run = Soak(cluster, seed, kinds)
+        run = Soak(cluster, seed, kinds, load)
         try:
             run.run(seconds)
             problems += run.end()
@@ -442,13 +456,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kill", default="", metavar="KINDS", help=f"any of {', '.join(KINDS)}")
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="between two messages of a trainer")
+    parser.add_argument("--largest", type=int, default=MAX_BODY_BYTES, metavar="BYTES", help="largest message")
     parser.add_argument("--out", type=Path, help="write figures and series as JSON")
     args = parser.parse_args()
     kinds = [kind for kind in args.kill.split(",") if kind]
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--kill knows {', '.join(KINDS)}, not {', '.join(sorted(unknown))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    figures, problems = soak(args.seconds, args.seed, kinds)
+    figures, problems = soak(args.seconds, args.seed, kinds, Load(args.pause, args.largest))
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(figures, indent=1) + "\n")

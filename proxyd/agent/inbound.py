@@ -16,6 +16,7 @@ from proxyd.agent import tcp
 from proxyd.agent.arenas import Block
 from proxyd.agent.channel import ControlChannel
 from proxyd.agent.handshake import HandshakeError, Identity, receive_hello, refuse, send_welcome
+from proxyd.agent.offers import OfferMemory
 from proxyd.agent.streams import ReceiveStream
 from proxyd.agent.tls_socket import Connection
 from proxyd.core.events import AgentEvent, ChunkArrived, InboundClosed, InboundOpened, PeerFrame
@@ -29,8 +30,6 @@ from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import ErrorCode
 
 MAX_STREAMS_PER_PEER = 256
-OFFERS_REMEMBERED = 65536
-"""Offers that a peer made, kept to tell a chunk that came too early from one that came too late."""
 MISSED_REMEMBERED = 1024
 OFFER_WAIT_S = 10.0
 """How long a chunk may wait for its OFFER: several retransmissions of the control connection."""
@@ -56,7 +55,7 @@ class InboundPeer:
         self._emit = emit
         self._channel: ControlChannel | None = None
         self._streams: list[ReceiveStream] = []
-        self._offered: OrderedDict[TransferId, None] = OrderedDict()
+        self._offered = OfferMemory()
         self._early: dict[TransferId, list[tuple[wire.Header, Callable[[], None]]]] = {}
         """Chunks that wait for their OFFER, and what lets their streams go on."""
         self._missed: OrderedDict[TransferId, list[wire.Header]] = OrderedDict()
@@ -121,9 +120,7 @@ class InboundPeer:
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, True, transfer, frame))
         if isinstance(frame, wire.Offer):
-            self._offered[transfer] = None
-            if len(self._offered) > OFFERS_REMEMBERED:
-                self._offered.popitem(last=False)
+            self._offered.add(transfer)
             # The machine has answered by now: either there is a block, or the chunks are unwanted.
             self._release(transfer)
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 MAX_FAILURES = 1024
 """Failures remembered for one sender and destination: a peer that is lost fails what was under way, some hundred."""
+_NONE: frozenset[int] = frozenset()
 
 
 class Fate(enum.Enum):
@@ -42,22 +43,28 @@ class Fate(enum.Enum):
 class Fence:
     """One sender's life towards one destination's life."""
 
-    __slots__ = ("_delivered", "_failed", "_forgotten_to", "awaited", "highest")
+    __slots__ = ("_awaited", "_delivered", "_failed", "_forgotten_to", "highest")
 
+    # A fence is kept for every pair of lives that there ever was, and few have seen a failure or a restart: without
+    # their own (empty) containers they take an eighth.
     def __init__(self, highest: int = 0, failed: Iterable[int] = (), forgotten_to: int = 0) -> None:
         self.highest = highest
         """The highest sequence that was ever offered."""
-        self._failed: OrderedDict[int, None] = OrderedDict.fromkeys(failed)
+        self._failed: OrderedDict[int, None] | None = OrderedDict.fromkeys(failed) or None
         self._forgotten_to = forgotten_to
         """Failures up to this sequence may be missing from the list."""
-        self._delivered: set[int] = set()
-        self.awaited: set[int] = set()
+        self._delivered: set[int] | None = None
+        self._awaited: set[int] | None = None
+
+    @property
+    def awaited(self) -> Set[int]:
         """What the destination waits for since the agent's earlier life."""
+        return self._awaited or _NONE
 
     @property
     def failed(self) -> tuple[int, ...]:
         """Sequences that ended without delivery, as far as they are remembered."""
-        return tuple(self._failed)
+        return tuple(self._failed or ())
 
     @property
     def forgotten_to(self) -> int:
@@ -68,26 +75,37 @@ class Fence:
         """What the destination knows from an earlier life of the agent."""
         self.highest = max(self.highest, highest)
         self._forgotten_to = max(self._forgotten_to, highest)
-        self._delivered.update(delivered)
-        self.awaited.update(awaited)
+        self._delivered = {*(self._delivered or ()), *delivered}
+        self._awaited = {*(self._awaited or ()), *awaited}
 
     def offered(self, sequence: int) -> None:
         """A message was offered; it is under way from here on."""
         self.highest = max(self.highest, sequence)
-        self.awaited.discard(sequence)
+        self._no_longer_awaited(sequence)
 
     def ended_well(self, sequence: int) -> None:
         """A message that was under way was delivered. Only needed for those below what is known all the same."""
         if sequence <= self._forgotten_to:
+            if self._delivered is None:
+                self._delivered = set()
             self._delivered.add(sequence)
 
     def ended_badly(self, sequence: int) -> None:
         """A message that was under way failed, was refused or was taken back."""
+        if self._failed is None:
+            self._failed = OrderedDict()
         self._failed[sequence] = None
-        self._delivered.discard(sequence)
-        self.awaited.discard(sequence)
+        if self._delivered is not None:
+            self._delivered.discard(sequence)
+        self._no_longer_awaited(sequence)
         if len(self._failed) > MAX_FAILURES:
             self._forgotten_to = max(self._forgotten_to, self._failed.popitem(last=False)[0])
+
+    def _no_longer_awaited(self, sequence: int) -> None:
+        if self._awaited is not None:
+            self._awaited.discard(sequence)
+            if not self._awaited:
+                self._awaited = None
 
     def fate(self, sequence: int) -> Fate:
         """Of a message that is not under way."""
@@ -95,8 +113,8 @@ class Fence:
             return Fate.AWAITED
         if sequence > self.highest:
             return Fate.NEW
-        if sequence in self._failed:
+        if self._failed is not None and sequence in self._failed:
             return Fate.FAILED
-        if sequence in self._delivered:
+        if self._delivered is not None and sequence in self._delivered:
             return Fate.DELIVERED
         return Fate.FORGOTTEN if sequence <= self._forgotten_to else Fate.DELIVERED
