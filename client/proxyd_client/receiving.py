@@ -75,6 +75,9 @@ class Receiver:
         """Ranks that were here when the agent ended, and of which its next life has said nothing yet."""
         self._missing_timer: threading.Timer | None = None
         self._here: dict[int, int] = {}
+        """Ranks that are registered, and their lives; also those out of reach."""
+        self._leaving: dict[int, PeerGone] = {}
+        """Ranks that are gone or out of reach, if the next moment doesn't show otherwise."""
         self._gone: dict[int, str] = {}
         self.forecast = Forecast()
 
@@ -279,26 +282,31 @@ class Receiver:
             incoming.finish_at_ns = finish_at_ns
 
     def on_peer_here(self, frame: PeerHere) -> None:
-        """A rank is registered."""
+        """A rank is registered, or within reach again."""
         self._here[frame.rank] = frame.incarnation
         self._unconfirmed.pop(frame.rank, None)
+        self._leaving.pop(frame.rank, None)
         self._gone.pop(frame.rank, None)
 
     def on_peer_gone(self, frame: PeerGone) -> None:
-        """A rank has ended: what it offered may still land (or fail by itself), nothing else will come of it."""
+        """A rank has ended, or can't reach us: what it offered may still land (or fail by itself), nothing else will
+        come of it."""
         if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
             return  # a newer life of it is here already
-        self._here.pop(frame.rank, None)
-        self._unconfirmed.pop(frame.rank, None)
+        if not frame.returns:
+            self._here.pop(frame.rank, None)
+            self._unconfirmed.pop(frame.rank, None)
+        self._leaving[frame.rank] = frame
         self.forecast.lost(frame.rank)
         timer = threading.Timer(LOST_GRACE_S, self._declare_lost, (frame,))
         timer.daemon = True
         timer.start()
 
     def _declare_lost(self, frame: PeerGone) -> None:
-        """Unless another life of the rank has come, its receives fail; in a thread of its own."""
+        """Unless it is here again, or another life of it, its receives fail; in a thread of its own."""
         with self.core.lock:
-            if self.core.failure is None and frame.rank not in self._here:
+            if self.core.failure is None and self._leaving.get(frame.rank) is frame:
+                del self._leaving[frame.rank]
                 self._lose(frame.rank, frame.message or "its process has ended")
 
     def _lose(self, rank: int, why: str) -> None:

@@ -527,7 +527,7 @@ class ClientHub:
             session.tell(wire.PeerHere(effect.rank, effect.incarnation, effect.site))
 
     def tell_peer_gone(self, effect: TellPeerGone) -> None:
-        """An endpoint of the job has ended."""
+        """An endpoint of the job has ended, or is out of reach."""
         session = self._current.get(effect.endpoint)
         if session is not None:
-            session.tell(wire.PeerGone(effect.rank, effect.incarnation, effect.message[:1000]))
+            session.tell(wire.PeerGone(effect.rank, effect.incarnation, effect.message[:1000], effect.returns))

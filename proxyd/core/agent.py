@@ -17,6 +17,7 @@ import dataclasses
 from proxyd.core import events as ev
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.agent_status import AgentStatus, LinkSending, PathState
+from proxyd.core.away import Away
 from proxyd.core.directory import AgentDirectory, Changes, Gone
 from proxyd.core.effects import (
     AgentEffect,
@@ -61,9 +62,8 @@ class AgentMachine:
         self._effects: list[AgentEffect] = []
         self._clients: dict[EndpointName, int] = {}
         self._attached_ns: dict[EndpointName, int] = {}
-        self._inbound: set[AgentName] = set()
-        """Peers that are connected to this agent."""
         self._directory = AgentDirectory()
+        self._away = Away(self._clients, self._directory, self._effects, config.peer_timeout_ns)
         self.sender = Sender(config, self._directory, self._effects)
         self.receiver = Receiver(self._clients, self._effects, config.peer_timeout_ns)
         self._orphans: dict[TransferId, Outgoing] = {}
@@ -93,6 +93,7 @@ class AgentMachine:
             self._tick_orphans(now_ns)
         if self._unseen:
             self._tick_unseen(now_ns)
+        self._away.tick(now_ns)
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -108,6 +109,8 @@ class AgentMachine:
             times += [out.orphaned_until_ns for out in self._orphans.values()]
         if self._unseen:
             times += [due_ns for _, due_ns in self._unseen.values()]
+        if (due_ns := self._away.next_deadline_ns()) is not None:
+            times.append(due_ns)
         return min(times) if times else None
 
     def next_chunk(self, peer: AgentName, now_ns: int) -> Chunk | None:
@@ -118,6 +121,10 @@ class AgentMachine:
         """Whether ``peer`` sends this message, and some of it is still missing."""
         incoming = self.receiver.transfers.get(transfer)
         return incoming is not None and incoming.peer == peer and incoming.state is RecvState.LANDING
+
+    def entry_of(self, endpoint: EndpointName) -> DirectoryEntry | None:
+        """Where an endpoint is listed, or None."""
+        return self._directory.get(endpoint)
 
     def link_state(self, source: EndpointName, rank: int, now_ns: int) -> PathState:
         """What is known of the way from a local endpoint to another rank of its job."""
@@ -234,10 +241,10 @@ class AgentMachine:
                 if (peer := sender.peers.get(event.peer)) is not None:
                     peer.last_error = event.reason
             case ev.InboundOpened():
-                self._inbound.add(event.peer)
+                self._away.opened(event.peer)
                 receiver.inbound_opened(event.peer, event.incarnation, now_ns)
             case ev.InboundClosed():
-                self._inbound.discard(event.peer)
+                self._away.closed(event, now_ns)
                 receiver.inbound_closed(event.peer, event.reason, now_ns, event.silent_ns)
             case ev.ClientAttached():
                 self._attached(event, now_ns)
@@ -270,6 +277,7 @@ class AgentMachine:
             self._detached(event.endpoint, old, "replaced by a new process", False, now_ns)
         self._clients[event.endpoint] = event.incarnation
         self._attached_ns[event.endpoint] = now_ns - event.age_ns
+        self._away.joined(event.endpoint, now_ns)
         own = DirectoryEntry(
             event.endpoint,
             event.incarnation,
@@ -296,6 +304,7 @@ class AgentMachine:
             return
         del self._clients[endpoint]
         del self._attached_ns[endpoint]
+        self._away.left(endpoint)
         self.receiver.client_gone(endpoint, reason)
         self.receiver.source_gone(endpoint, reason)
         self.sender.asking.announcer.forget_source(endpoint, now_ns)
@@ -418,7 +427,7 @@ class AgentMachine:
         """A coordinator hears nothing of these agents; say with which of them this one is connected."""
         peers = self.sender.peers
         seen = tuple(
-            a for a in missing if a in self._inbound or ((peer := peers.get(a)) is not None and peer.connected)
+            a for a in missing if a in self._away.connected or ((peer := peers.get(a)) is not None and peer.connected)
         )
         if seen:
             self._effects.append(ToCoordinator(address, Seen(seen)))
@@ -462,6 +471,8 @@ class AgentMachine:
             unseen = self._unseen.pop(entry.endpoint, None)
             if unseen is not None and unseen[0].entry.incarnation != entry.incarnation:
                 self._gone(dataclasses.replace(unseen[0], reason=f"replaced by a new process at {entry.agent}"), now_ns)
+            if entry.agent != self.config.agent:
+                self._away.listed(entry, now_ns)
             for client in locals_:
                 if client.job == entry.endpoint.job and client != entry.endpoint:
                     here = TellPeerHere(client, entry.endpoint.rank, entry.incarnation, entry.agent.site)
@@ -487,7 +498,7 @@ class AgentMachine:
     def _unseen_until_ns(self, entry: DirectoryEntry, now_ns: int) -> int:
         """Until when an endpoint that nobody lists may come back: ``peer_timeout`` from its agent's last word to us."""
         peer = self.sender.peers.get(entry.agent)
-        if entry.agent in self._inbound or (peer is not None and peer.connected):
+        if entry.agent in self._away.connected or (peer is not None and peer.connected):
             return now_ns + self.config.peer_timeout_ns
         away_since_ns = peer.away_since_ns if peer is not None else None
         return now_ns if away_since_ns is None else max(now_ns, away_since_ns + self.config.peer_timeout_ns)

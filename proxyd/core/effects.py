@@ -244,12 +244,14 @@ class TellPeerHere:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TellPeerGone:
-    """Tell a trainer that an endpoint of its job has ended."""
+    """Tell a trainer that an endpoint of its job has ended, or can't send to it."""
 
     endpoint: EndpointName
     rank: int
     incarnation: int
     message: str
+    returns: bool = False
+    """It is out of reach, and has not ended: the same life of it may be here again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

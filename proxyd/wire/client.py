@@ -426,12 +426,15 @@ class Foretold:
 
 @value(frozen=True, slots=True)
 class PeerGone:
-    """An endpoint of the job has ended; pending receives from it fail unless another life of it comes."""
+    """An endpoint of the job has ended, or is out of reach; pending receives from it fail unless another life of it
+    comes."""
 
     TYPE = 28
     rank: int = u32()
     incarnation: int = u64()
     message: str = note(2048)
+    returns: bool = flag(False)
+    """It is out of reach: PEER_HERE may name the same life again."""
 
 
 @value(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from proxyd.cli.cluster import LinkFigures
+from proxyd.cli.scrape import scrape
 from proxyd.wan import LinkFaults, LinkSpec, Wan
 from proxyd_client import PeerLost, ProxydError
 from tests.e2e.rig import MIB, CountedEndpoint, Counters, Health, Net, pattern, until
@@ -112,7 +113,7 @@ def test_a_cut_longer_than_the_timeout_is_said_on_both_sides_and_heals(
 
 
 def test_an_idle_receive_from_a_host_that_vanished_ends(wider_wan: Wan, start: Callable[..., Net]) -> None:
-    """Nothing is under way, nothing was reset, and nobody says good-bye: the coordinator misses it, and says so."""
+    """Nothing is under way, nothing was reset, and nobody says good-bye."""
     net = start(
         links=TOLD,
         wan=wider_wan,
@@ -133,6 +134,37 @@ def test_an_idle_receive_from_a_host_that_vanished_ends(wider_wan: Wan, start: C
     took_s = time.monotonic() - cut_s
     print(f"an idle receive ended {took_s:.2f} s after its sender's host vanished")
     assert took_s < PEER_TIMEOUT_S + NOTICED_S + SLACK_S
+
+
+@pytest.mark.parametrize("direction", ["both", "a->b"])
+def test_idle_receives_end_when_the_path_is_dead_though_the_coordinator_sees_both_ends(
+    wan: Wan, start: Callable[..., Net], direction: str
+) -> None:
+    """Case 18 once more: agents reach the coordinator by another way, and nothing is under way between them. After the
+    heal the same two processes go on."""
+    net = start(links=TOLD, wan=wan, agent={"peer_timeout": f"{PEER_TIMEOUT_S:g}s"})
+    net.injects_fault(f"the link is cut: {direction}")
+    sender, receiver, health = settled(net)
+    handle = sender.isend(pattern(1000), dst=1, tag=1)
+    assert np.array_equal(receiver.recv(src=0, tag=1, timeout_s=20).array, pattern(1000))
+    handle.wait(10)
+    idle = [(receiver.irecv(src=0, tag=2), "0", "a/a-0"), (sender.irecv(src=1, tag=2), "1", "b/b-0")]
+    wan.cut(direction)
+    cut_s = time.monotonic()
+    for receive, peer, agent in idle:
+        with pytest.raises(PeerLost, match=rf"{net.job}/{peer} .*agent {agent} has not been heard of for"):
+            receive.wait(30)
+    took_s = time.monotonic() - cut_s
+    print(f"idle receives ended {took_s:.2f} s after the cut ({direction})")
+    # The last word was a ping, up to half a second before the cut.
+    assert 0.8 * PEER_TIMEOUT_S - 0.5 < took_s < 1.2 * PEER_TIMEOUT_S + SLACK_S
+    assert scrape(net.cluster.coordinator.metrics).total("proxyd_agent_sessions") == 2, "the coordinator misses nobody"
+    wan.heal()
+    for source, target, peer in ((sender, receiver, 1), (receiver, sender, 0)):
+        again = source.isend(pattern(1000, peer), dst=peer, tag=3)
+        again.wait(10)
+        assert np.array_equal(target.recv(src=1 - peer, tag=3, timeout_s=10).array, pattern(1000, peer))
+    health.recovered()
 
 
 def test_resets_on_every_connection_are_no_end(wan: Wan, start: Callable[..., Net]) -> None:

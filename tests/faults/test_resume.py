@@ -127,6 +127,30 @@ def test_an_idle_path_that_died_is_noticed_and_the_next_message_needs_no_more_th
     handle.wait(10)
 
 
+def test_an_idle_receive_ends_when_nothing_can_come_and_only_that_one(proxy: FlakyProxy, start: Start) -> None:
+    """The way from a to b swallows everything, the way back is well, and the coordinator sees both."""
+    net = behind(proxy, start, agent={"peer_timeout": "3s"})
+    net.injects_fault("the path swallows everything for longer than the timeout")
+    sender, receiver = net.pair()
+    sender.send(pattern(1000), dst=1, tag=1, timeout_s=10)
+    idle = receiver.irecv(src=0, tag=2)
+    other = sender.irecv(src=1, tag=2)
+    proxy.stall()
+    begun_s = time.monotonic()
+    with pytest.raises(PeerLost, match=rf"{net.job}/0 .*has not been heard of for"):
+        idle.wait(30)
+    took_s = time.monotonic() - begun_s
+    assert 0.8 * 3 - 0.5 < took_s < 1.2 * 3 + 2, f"{took_s:.1f} s"
+    with pytest.raises(PeerLost):
+        receiver.recv(src=0, tag=3, timeout_s=10)  # nor may one that is posted now wait for nothing
+    receiver.send(pattern(1000), dst=0, tag=2, timeout_s=10)
+    assert np.array_equal(other.wait(10).array, pattern(1000))
+    assert np.array_equal(receiver.recv(src=0, tag=1, timeout_s=10).array, pattern(1000)), "what had come is there"
+    proxy.heal()
+    sender.send(pattern(1000, 0, 2), dst=1, tag=3, timeout_s=20)
+    assert np.array_equal(receiver.recv(src=0, tag=3, timeout_s=10).array, pattern(1000, 0, 2))
+
+
 def test_an_agent_that_stays_away_is_lost_on_both_sides_and_the_next_message_works(
     proxy: FlakyProxy, start: Start
 ) -> None:

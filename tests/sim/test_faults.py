@@ -13,6 +13,7 @@ import pytest
 
 from proxyd.core.agent import AgentMachine
 from proxyd.core.asking import Asking
+from proxyd.core.away import Away
 from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import LinkGranter
 from proxyd.core.linkbook import LinkBook
@@ -131,6 +132,21 @@ def takes_beats_for_heard(self: FallbackRates, session: int) -> int:
     return self.of(session)
 
 
+def lets_idle_receives_wait(self: Away, now_ns: int) -> None:
+    self._due_ns = None
+
+
+def takes_nothing_back(self: Away, peer: Any) -> None:
+    self.connected.add(peer)
+    self._silences.pop(peer, None)
+
+
+def counts_from_the_start(self: Away, event: Any, now_ns: int) -> None:
+    _closed(self, event, now_ns)
+    for silence in self._silences.values():
+        silence.since_ns = 0
+
+
 def tells_out_of_order(self: AgentMachine, transfer: Any) -> None:
     incoming = self.receiver.transfers.get(transfer)
     if incoming is not None:
@@ -141,6 +157,7 @@ def tells_out_of_order(self: AgentMachine, transfer: Any) -> None:
 
 _granted, _chunk, _answer, _grant = Asking.granted, Receiver.chunk, Receiver._answer, Account.grant
 _allocated, _stopping, _share = AgentMachine._allocated, AgentMachine._stopping, FallbackRates.share
+_closed = Away.closed
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,9 @@ _allocated, _stopping, _share = AgentMachine._allocated, AgentMachine._stopping,
         (AgentMachine, "_allocated", tells_out_of_order, 250),
         (Memory, "resumed", asks_no_trainer_what_it_knows, 100),
         (AgentMachine, "_stopping", goes_on_when_told_to_stop, 100),
+        (Away, "tick", lets_idle_receives_wait, 60),
+        (Away, "opened", takes_nothing_back, 150),
+        (Away, "closed", counts_from_the_start, 60),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

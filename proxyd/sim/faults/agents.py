@@ -154,6 +154,8 @@ class AgentLife(Life):
         )
         self.links: dict[AgentName, PeerLink] = {}
         self.inbound: dict[AgentName, PeerConnection] = {}
+        self.left_ns: dict[AgentName, int] = {}
+        """Peers that were connected to it and are no longer, and since when."""
         self.sessions: dict[str, ControlSession] = {}
         self.dialling = {address: Dialling(self, address) for address in world.addresses}
         self.blocks: dict[TransferId, Block] = {}
@@ -228,6 +230,7 @@ class AgentLife(Life):
             before.replaced()
         if peer.connection.acceptor_open:
             self.inbound[peer.sender.name] = peer
+            self.left_ns.pop(peer.sender.name, None)
             self.emit(ev.InboundOpened(peer.sender.name, peer.sender.incarnation))
             peer.connection.back.send(WELCOME)
 
@@ -242,6 +245,8 @@ class AgentLife(Life):
         if trainer.alive and trainer.agent is not self:
             return
         self.attached_trainers[trainer.endpoint] = trainer
+        trainer.here_ns.clear()
+        trainer.out_of_reach.clear()
         age_ns = self.world.clock.now_ns - trainer.begun_ns if trainer.attached_before else 0
         self.emit(ev.ClientAttached(trainer.endpoint, trainer.incarnation, trainer.past(), age_ns))
         if trainer.alive:
@@ -333,11 +338,12 @@ class AgentLife(Life):
                     del self.attached_trainers[effect.endpoint]
             case ef.TellPeerHere():
                 if (trainer := self._trainer(effect.endpoint)) is not None:
-                    trainer.here[effect.rank] = effect.incarnation
+                    trainer.is_here(effect, self.host.now_ns)
             case ef.TellPeerGone():
-                trainer = self._trainer(effect.endpoint)
-                if trainer is not None and trainer.here.get(effect.rank) == effect.incarnation:
-                    del trainer.here[effect.rank]
+                if effect.returns:
+                    invariants.check_out_of_reach(self, effect)
+                if (trainer := self._trainer(effect.endpoint)) is not None:
+                    trainer.is_gone(effect)
             case _:
                 pass  # predictions and phases: these trainers act on none of them
 

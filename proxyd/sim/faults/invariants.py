@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxyd.core.ids import LinkName
+from proxyd.core.effects import TellPeerGone
+from proxyd.core.ids import EndpointName, LinkName
 from proxyd.core.messages import Beat
 from proxyd.core.transfer import RecvState
 from proxyd.sim.faults.plan import SECOND
@@ -56,6 +57,31 @@ def check_agent(life: AgentLife) -> None:
             raise Broken(f"{life.name}: {incoming.envelope.describe()} is {incoming.state.value} without a block")
     if len(life.blocks) > len(receiver.transfers):
         raise Broken(f"{life.name}: {len(life.blocks)} blocks for {len(receiver.transfers)} messages")
+    check_reach(life)
+
+
+def check_reach(life: AgentLife) -> None:
+    """After each event: who waits for a rank whose agent hasn't been connected for the timeout, knows it."""
+    now_ns, timeout_ns = life.host.now_ns, life.machine.config.peer_timeout_ns
+    for endpoint, trainer in life.attached_trainers.items():
+        for rank, here_ns in trainer.here_ns.items():
+            entry = life.machine.entry_of(EndpointName(endpoint.job, rank))
+            if entry is None or entry.agent == life.name or entry.agent in life.inbound:
+                continue
+            since_ns = max(here_ns, life.left_ns.get(entry.agent, 0))
+            if now_ns > since_ns + timeout_ns and rank not in trainer.out_of_reach and trainer.alive:
+                away_s = (now_ns - since_ns) / SECOND
+                raise Broken(f"{life.name}: {endpoint} waits for rank {rank}, cut off for {away_s:.3f} s")
+
+
+def check_out_of_reach(life: AgentLife, effect: TellPeerGone) -> None:
+    """A rank is said to be out of reach: its agent isn't connected, and hasn't been for the timeout."""
+    entry = life.machine.entry_of(EndpointName(effect.endpoint.job, effect.rank))
+    if entry is None or (entry.incarnation, entry.agent in life.inbound) != (effect.incarnation, False):
+        raise Broken(f"{life.name}: rank {effect.rank} is said to be out of reach: {entry}")
+    away_ns = life.host.now_ns - life.left_ns.get(entry.agent, 0)
+    if away_ns < life.machine.config.peer_timeout_ns:
+        raise Broken(f"{life.name}: rank {effect.rank} is said to be out of reach after {away_ns / SECOND:.3f} s")
 
 
 def check_coordinator(life: CoordinatorLife) -> None:
@@ -111,6 +137,14 @@ def check_end(world: World) -> None:
             _check_idle(host.life)
     for coordinator in world.coordinators.values():
         _check_nothing_owed(coordinator)
+    lives = {t.endpoint.rank: t.incarnation for host in world.hosts.values() for t in host.trainers.values()}
+    for trainer in [t for host in world.hosts.values() for t in host.trainers.values()]:
+        others = {rank: life for rank, life in lives.items() if rank != trainer.endpoint.rank}
+        if trainer.out_of_reach or trainer.here != others:
+            raise Broken(
+                f"{trainer.endpoint} knows of {trainer.here} in the end, {trainer.out_of_reach} out of reach; "
+                f"there are {others}"
+            )
 
 
 def _stands(world: World, message: Message) -> str:

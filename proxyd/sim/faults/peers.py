@@ -255,6 +255,7 @@ class PeerConnection:
         receiver, name = self.receiver, self.sender.name
         if receiver.inbound.get(name) is self:
             del receiver.inbound[name]
+            receiver.left_ns[name] = receiver.host.now_ns
         receiver.emit(ev.InboundClosed(name, self.sender.incarnation, reason))
         self._close_if_over()
 

@@ -94,6 +94,10 @@ class Trainer:
         """To be posted to the next life of its agent."""
         self.here: dict[int, int] = {}
         """Ranks that are registered, and their lives."""
+        self.here_ns: dict[int, int] = {}
+        """When the present life of its agent said so last."""
+        self.out_of_reach: set[int] = set()
+        """Those of which it said that they can't send to us."""
         self.begun_ns = world.clock.now_ns
         self.attached_before = False
         self.outages = 0
@@ -235,6 +239,22 @@ class Trainer:
             raise Broken(f"{self.world.messages[effect.transfer]}: failed at its receiver, where it was not open")
         check_code(message, effect.code, effect.message)
         message.receive_failed = effect.code.name
+
+    def is_here(self, effect: ef.TellPeerHere, now_ns: int) -> None:
+        """A rank is registered, or within reach again."""
+        self.here[effect.rank] = effect.incarnation
+        self.here_ns[effect.rank] = now_ns
+        self.out_of_reach.discard(effect.rank)
+
+    def is_gone(self, effect: ef.TellPeerGone) -> None:
+        """A rank has ended, or is out of reach."""
+        if self.here.get(effect.rank) != effect.incarnation:
+            return
+        if effect.returns:
+            self.out_of_reach.add(effect.rank)
+        else:
+            del self.here[effect.rank]
+            self.here_ns.pop(effect.rank, None)
 
     # -- the agent's next life -----------------------------------------------------------------------------------
 
