@@ -9,12 +9,14 @@ or, for the group of a pipeline alone: ``dist.new_group(ranks, backend="proxyd")
 
 from __future__ import annotations
 
+from proxyd_client.torch import pipelining
 from proxyd_client.torch.functions import eta_s, group_of, link_state, recv_tensor
 from proxyd_client.torch.group import BACKEND_NAME, ProcessGroupProxyd, register
 from proxyd_client.torch.membership import Options
 from proxyd_client.torch.tensors import TensorError
 
 register()
+pipelining.install()
 
 __all__ = [
     "BACKEND_NAME",
@@ -24,6 +26,7 @@ __all__ = [
     "eta_s",
     "group_of",
     "link_state",
+    "pipelining",
     "recv_tensor",
     "register",
 ]

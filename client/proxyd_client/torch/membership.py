@@ -37,6 +37,8 @@ from proxyd_client.torch.outbox import Outbox
 
 JOB_VARIABLE = "PROXYD_JOB"
 SITE_VARIABLE = "PROXYD_SITE"
+PIPELINING_VARIABLE = "PROXYD_PIPELINING"
+PIPELINING = ("off", "tags", "on")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Options:
     """What the agent asks this job to prove."""
     sites: Mapping[int, str] | None = None
     """Site by global rank, for all of them; the same on all ranks."""
+    pipelining: str | None = None
+    """``on``: pipeline stages have tags of their own and announce what they send to other sites; ``tags``: without
+    announcements; ``off``: neither. None: ``PROXYD_PIPELINING``, else on."""
     connect_timeout_s: float = 60.0
     """How long to wait for an agent that isn't there yet."""
 
@@ -63,6 +68,8 @@ class Member:
     """Its rank in its job: the global rank."""
     site: str
     agent: str
+    pipelining: str = "off"
+    """See :attr:`Options.pipelining`."""
 
 
 class Membership:
@@ -79,6 +86,10 @@ class Membership:
         self.outbox = outbox
         self.endpoint = outbox.endpoint
         self.timeout = timeout
+        self.announces = members[rank].pipelining == "on"
+        """This member's pipeline stages announce what they send to other sites."""
+        self.pipeline_tags = all(member.pipelining != "off" for member in members)
+        """All members' pipeline stages use tags of their own: one that didn't would wait for tag 0."""
         self.group_rank_of = {member.rank: index for index, member in enumerate(members)}
         """Group rank by rank in the job."""
         self._left = False
@@ -201,6 +212,7 @@ def _register(
     meeting: _Meeting, rank: int, my_rank: int, global_ranks: Sequence[int], options: Options
 ) -> tuple[str, Outbox]:
     """Name the group (its first rank) or hear its name, connect, and say who one is."""
+    pipelining = _pipelining(options)
     named = options.job or os.environ.get(JOB_VARIABLE, "")
     if rank == 0:
         nonce = os.urandom(6).hex()
@@ -216,7 +228,8 @@ def _register(
     outbox = _endpoints.acquire(job, my_rank, options)
     try:
         site = _site_of(my_rank, outbox.endpoint, options)
-        meeting.publish(f"member/{rank}", {"rank": my_rank, "site": site, "agent": outbox.endpoint.agent_name})
+        mine = Member(my_rank, site, outbox.endpoint.agent_name, pipelining)
+        meeting.publish(f"member/{rank}", dataclasses.asdict(mine))
     except BaseException:
         _endpoints.release(outbox, 0.0)
         raise
@@ -227,7 +240,7 @@ def _member(meeting: _Meeting, group_rank: int) -> Member:
     said = meeting.read(f"member/{group_rank}", f"group rank {group_rank}")
     if "failed" in said:
         raise ConfigError(f"group rank {group_rank} could not join the group", why=str(said["failed"]))
-    return Member(rank=int(said["rank"]), site=str(said["site"]), agent=str(said["agent"]))
+    return Member(int(said["rank"]), str(said["site"]), str(said["agent"]), str(said.get("pipelining", "off")))
 
 
 class _Meeting:
@@ -267,6 +280,13 @@ def _job_of_store(store: Any) -> str:
         root = root.underlying_store
     drawn = f"torch-{os.urandom(6).hex()}"
     return bytes(root.compare_set("proxyd/job", "", drawn)).decode()
+
+
+def _pipelining(options: Options) -> str:
+    mode = options.pipelining or os.environ.get(PIPELINING_VARIABLE, "") or "on"
+    if mode not in PIPELINING:
+        raise ConfigError(f"pipelining is {mode!r}", next_step=f"Set {PIPELINING_VARIABLE} to one of {PIPELINING}")
+    return mode
 
 
 def _site_of(rank: int, endpoint: Endpoint, options: Options) -> str:
