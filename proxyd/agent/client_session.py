@@ -121,7 +121,7 @@ class ClientSession:
         self._token = b""
         """What the hello has proven, and the welcome proves."""
         self._decoder = wire.Decoder(allow_payload=not shared_memory)
-        self._outbox = Outbox(sock, self._on_broken)
+        self._outbox = Outbox(sock, self._on_broken, hub.turn)
         self._hello_timer: asyncio.TimerHandle | None = self._loop.call_later(HELLO_S, self._on_silent)
         self._end_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock, self._on_readable)
@@ -145,6 +145,11 @@ class ClientSession:
         """Queue a frame."""
         if self._open:
             self._outbox.frame(wire.encode(frame))
+
+    def tell_unhurried(self, frame: wire.Frame) -> None:
+        """Queue a frame that it doesn't wait for."""
+        if self._open:
+            self._outbox.unhurried(wire.encode(frame))
 
     def advise(self, frame: wire.Frame) -> None:
         """Queue a frame that only matters now."""
@@ -185,7 +190,7 @@ class ClientSession:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        self._read()
+        self._hub.turn.run(self._read)
 
     def _read(self) -> bool:
         """One read; False when there is nothing more."""

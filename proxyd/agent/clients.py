@@ -17,6 +17,7 @@ from proxyd.agent.arenas import Arena, Block
 from proxyd.agent.client_session import ClientSession, Incoming
 from proxyd.agent.handshake import Identity
 from proxyd.agent.memory import EndpointMemory, MemoryBudget, MemoryLimitError
+from proxyd.agent.outbox import Turn
 from proxyd.agent.trainer_proofs import TrainerProofs
 from proxyd.core.effects import (
     AllocateBlock,
@@ -54,6 +55,8 @@ PREFAULT_BYTES = 64 << 20
 
 MAX_CLIENTS = 2500
 MAX_SENDS = 16384
+SMALL_BYTES = 64 << 10
+"""Up to here the return of a block that was handed over is in no hurry."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,11 +87,13 @@ class PathState(Protocol):
 class _Outgoing:
     """A posted message's block, and whose it is."""
 
-    __slots__ = ("block", "session")
+    __slots__ = ("block", "delivered", "session")
 
     def __init__(self, block: Block, session: ClientSession) -> None:
         self.block = block
         self.session = session
+        self.delivered = False
+        """Handed over, and its trainer was told: what is left to be said is that its block is free."""
 
 
 class ClientHub:
@@ -131,6 +136,8 @@ class ClientHub:
         """Sends under way that one trainer may have."""
         self.refused_sends = 0
         self.budget = MemoryBudget(memory_bytes)
+        self.turn = Turn()
+        """What a trainer's frames lead to leaves when they are all read."""
         self._current: dict[EndpointName, ClientSession] = {}
         self._by_life: dict[tuple[EndpointName, int], ClientSession] = {}
         self._strangers: set[ClientSession] = set()
@@ -505,13 +512,17 @@ class ClientHub:
         """Handed over: done, while the block is still its receiver's."""
         entry = self._outgoing.get(effect.transfer)
         if entry is not None:
+            entry.delivered = True
             entry.session.tell(wire.SendDelivered(effect.transfer.sequence))
 
     def tell_send_done(self, effect: TellSendDone) -> None:
         """Delivered; the block is the trainer's again."""
+        entry = self._outgoing.get(effect.transfer)
+        unhurried = entry is not None and entry.delivered and entry.block.nbytes <= SMALL_BYTES
         session = self._end_outgoing(effect.transfer)
         if session is not None:
-            session.tell(wire.SendDone(effect.transfer.sequence))
+            tell = session.tell_unhurried if unhurried else session.tell
+            tell(wire.SendDone(effect.transfer.sequence))
 
     def tell_send_failed(self, effect: TellSendFailed) -> None:
         """Not delivered; the block is the trainer's again."""

@@ -5,6 +5,10 @@ as views of the arena that holds it anyway.
 
 What the socket (a Unix one) has taken, the client reads even if this process dies the moment after; what is kept here
 dies with it. So whoever tells others that the client has something waits with it until then (:meth:`Outbox.then`).
+
+Each write wakes a process, which is most of what a small message costs. So frames of one tick leave together, those
+that nobody waits for wait for others (:meth:`Outbox.unhurried`), and what a client's frames lead to leaves at the end of
+the callback that read them (:class:`Turn`), not after another round of the loop.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ MAX_FRAME_BYTES = 64 << 20
 ``[agent] sends`` small messages (16,384) under way to it, at some hundred bytes here: this is for 40 such senders. What
 is only of interest now (states, predictions) is left out long before."""
 ADVICE_LIMIT_BYTES = 64 << 10
+UNHURRIED_S = 0.002
+"""How long a frame that nobody waits for waits for another one to leave with, and ..."""
+MOST_UNHURRIED = 16
+"""... how many of them do."""
 _BUFFERS_PER_CALL = 256
 _NOTHING = memoryview(b"")
 
@@ -36,18 +44,46 @@ class _Item:
         """Set, and nothing else, where somebody waits for what stands before it."""
 
 
+class Turn:
+    """A stretch of one callback of the loop at whose end all leaves that was put into outboxes meanwhile: in the order
+    in which they got their first frame, what is said at the delivery of others included."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._due: deque[Outbox] = deque()
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Call, and write."""
+        self._begun = True
+        try:
+            call()
+            while self._due:
+                self._due.popleft().flush()
+        finally:
+            self._begun = False
+
+    def takes(self, outbox: Outbox) -> bool:
+        """Whether ``outbox`` will be written at the end of this turn; False: there is none."""
+        if self._begun:
+            self._due.append(outbox)
+        return self._begun
+
+
 class Outbox:
     """Queue in front of a non-blocking socket. ``failed(reason)`` is called at most once, never from within a put."""
 
-    def __init__(self, sock: socket.socket, failed: Callable[[str], None]) -> None:
+    def __init__(self, sock: socket.socket, failed: Callable[[str], None], turn: Turn | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._failed = failed
+        self._turn = Turn() if turn is None else turn
         self._items: deque[_Item] = deque()
         self._tail = bytearray()
         """Frames behind the items, in one piece: as items of their own they would take four times their size."""
         self._frame_bytes = 0
         self._flush_due = False
+        self._unhurried = 0
+        self._unhurried_timer: asyncio.TimerHandle | None = None
         self._writing = False
         self._open = True
 
@@ -67,6 +103,24 @@ class Outbox:
         if self._frame_bytes < ADVICE_LIMIT_BYTES:
             self.frame(data)
 
+    def unhurried(self, data: bytes) -> None:
+        """A frame that nobody waits for: it leaves with the next one, in a moment at the latest."""
+        if not self._open:
+            return
+        self._frame_bytes += len(data)
+        self._tail += data
+        self._unhurried += 1
+        if self._unhurried >= MOST_UNHURRIED:
+            self._flush_soon()
+        elif self._unhurried_timer is None:
+            # Left running when they have left with others: one timer per moment, not one per frame.
+            self._unhurried_timer = self._loop.call_later(UNHURRIED_S, self._on_unhurried)
+
+    def _on_unhurried(self) -> None:
+        self._unhurried_timer = None
+        if self._unhurried:
+            self._flush_soon()
+
     def payload(self, view: memoryview) -> None:
         """Queue payload behind its frame."""
         if self._open:
@@ -79,6 +133,7 @@ class Outbox:
         self._seal()
         if self._items and self._open:
             self._items.append(_Item(_NOTHING, -1, False, call))
+            self._flush_soon()
         else:
             call()
 
@@ -92,10 +147,13 @@ class Outbox:
         # A socket that never gets writable calls nobody: the bound is looked at all the same.
         if not self._flush_due and (not self._writing or self._frame_bytes > MAX_FRAME_BYTES):
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            if not self._turn.takes(self):
+                self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what the socket takes."""
         self._flush_due = False
+        self._unhurried = 0
         if not self._open:
             return
         try:
@@ -111,7 +169,7 @@ class Outbox:
         if bool(self._items) != self._writing:
             self._writing = bool(self._items)
             if self._writing:
-                self._loop.add_writer(self._sock, self._flush)
+                self._loop.add_writer(self._sock, self.flush)
             else:
                 self._loop.remove_writer(self._sock)
 
@@ -168,6 +226,8 @@ class Outbox:
         if not self._open:
             return
         self._open = False
+        if self._unhurried_timer is not None:
+            self._unhurried_timer.cancel()
         if self._writing:
             self._loop.remove_writer(self._sock)
         try:
