@@ -28,6 +28,7 @@ _READ_BYTES = 256 << 10
 _READ_FRAMES_BYTES = 16 << 10  # over a Unix socket there are only small frames
 _READS_PER_TURN = 8
 _PARTS_PER_WRITE = 64
+_MOST_LATE = 16
 _INT_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PASSED_FDS * _INT_BYTES)
 
@@ -66,8 +67,15 @@ class Link:
         if payload is not None:
             parts.append(payload)
         with self._lock:
-            self._write(parts)
+            self._write([*self._take_late(), *parts] if self._late else parts)
         self._write_late()
+
+    def send_with_next(self, data: bytes) -> None:
+        """Keep an encoded frame that nobody waits for until the next one leaves or :meth:`poll` is called: each write
+        wakes the agent, and a trainer that answers what it got has a frame to send at once."""
+        self._late.append(data)
+        if len(self._late) >= _MOST_LATE:
+            self._write_late()
 
     def send_from_finalizer(self, data: bytes) -> None:
         """Write an encoded frame from any thread, also inside garbage collection; in a forked child it does nothing."""
@@ -88,12 +96,15 @@ class Link:
     def _write_late(self) -> None:
         while self._late and self._lock.acquire(blocking=False):
             try:
-                parts = []
-                while self._late:
-                    parts.append(memoryview(self._late.popleft()))
-                self._write(parts)
+                self._write(self._take_late())
             finally:
                 self._lock.release()
+
+    def _take_late(self) -> list[memoryview]:
+        parts = []
+        while self._late:
+            parts.append(memoryview(self._late.popleft()))
+        return parts
 
     def _write(self, parts: list[memoryview]) -> None:
         if self._closed or os.getpid() != self._pid:
@@ -132,6 +143,7 @@ class Link:
 
         False: none of it within ``timeout_s``.
         """
+        self._write_late()
         wants_writes = bool(self._out)
         if wants_writes != self._polling_writes:
             self._polling_writes = wants_writes

@@ -7,7 +7,8 @@ takes the wheel.
 
 A background thread drives while nobody waits, so that posted receives are matched, blocks come back and the agent never
 finds a full socket. It stands back for STAND_BACK_S after any waiter has driven: in a loop of small sends and receives
-it would otherwise take the wheel between any two of them. Nobody spins: idle, the background thread blocks in poll().
+it would otherwise take the wheel, or at least the interpreter, between any two of them. Nobody spins: idle, the
+background thread blocks in poll().
 
 While the agent is away (:meth:`Progress.pause`) there is nothing to drive: waiters sleep until their time is up or a
 next connection is there, and the background thread copies what there is.
@@ -65,6 +66,7 @@ class Progress:
         self._local = threading.Condition(self.lock)
         self._driver = _Driver.NOBODY
         self._waiters = 0
+        self._local_waiters = 0
         self._background_sleeps = False
         self._last_drive_ns = 0
         self._paused = False
@@ -109,12 +111,22 @@ class Progress:
             self._changed.notify_all()
             if self._driver is _Driver.WAITER:
                 self._link.wake()  # it may be the one whose wait is over, and sleeps in poll()
-        self._local.notify_all()
+        if self._local_waiters:
+            self._local.notify_all()
+
+    @property
+    def undriven(self) -> bool:
+        """No thread polls the socket; one will in a moment."""
+        return self._driver is _Driver.NOBODY and not self._paused and not self._ended
 
     def wait_locally(self, ready: Callable[[], bool]) -> None:
         """Wait for another thread of this process to do something short, whatever becomes of the session."""
-        while not ready():
-            self._local.wait()
+        self._local_waiters += 1
+        try:
+            while not ready():
+                self._local.wait()
+        finally:
+            self._local_waiters -= 1
 
     def call_background(self) -> None:
         """There is work that nobody waits for; with the lock held."""
@@ -199,13 +211,15 @@ class Progress:
             while not self._ended:
                 if self._work():
                     continue
+                idle_ns = time.monotonic_ns() - self._last_drive_ns
+                if idle_ns < _STAND_BACK_NS and not self._paused:
+                    # Also while a waiter drives: it has only just begun, and calling this thread when it ends would cost
+                    # it more than this look.
+                    self._background_turn.wait((_STAND_BACK_NS - idle_ns) / 1e9)
+                    continue
                 if self._paused or self._driver is not _Driver.NOBODY or self._waiters:
                     self._background_sleeps = True
                     self._background_turn.wait()
                     self._background_sleeps = False
-                    continue
-                idle_ns = time.monotonic_ns() - self._last_drive_ns
-                if idle_ns < _STAND_BACK_NS:
-                    self._background_turn.wait((_STAND_BACK_NS - idle_ns) / 1e9)
                     continue
                 self._drive(_Driver.BACKGROUND, IDLE_S if self._idle_is_due else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from proxyd.wire.client import SendPhase
@@ -152,6 +152,25 @@ class Receive(Posted):
         if self.incoming.arena or self.incoming.landed_bytes:
             return "landing"
         return "waiting for memory at the agent" if self.incoming.envelope.nbytes else "landing"
+
+    def missing(self, here: Container[int], queued_elsewhere: Sequence[Envelope]) -> str:
+        """Why it has not ended, in words.
+
+        :param here: ranks that are registered.
+        :param queued_elsewhere: messages from its source that wait on other channels.
+        """
+        core, incoming = self._receiver.core, self.incoming
+        if core.away:
+            return SendPhase.AGENT_AWAY.label  # whatever else is missing, it is for want of the agent
+        if incoming is not None:
+            return f"{self.phase}, {incoming.landed_bytes} of {incoming.envelope.nbytes} bytes have landed"
+        if self.src is not None and self.src not in here:
+            return f"no process is registered as {core.name_of(self.src)}"
+        what = "no message was offered"
+        if queued_elsewhere:
+            first = queued_elsewhere[0].describe()
+            what += f" on this channel, but {len(queued_elsewhere)} wait on others, the first one {first}"
+        return what
 
 
 def eta_s(incoming: Incoming) -> float | None:

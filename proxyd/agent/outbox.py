@@ -7,8 +7,8 @@ What the socket (a Unix one) has taken, the client reads even if this process di
 dies with it. So whoever tells others that the client has something waits with it until then (:meth:`Outbox.then`).
 
 Each write wakes a process, which is most of what a small message costs. So frames of one tick leave together, those
-that nobody waits for wait for others (:meth:`Outbox.unhurried`), and what a client's frames lead to leaves at the end of
-the callback that read them (:class:`Turn`), not after another round of the loop.
+that nobody waits for wait for others (:meth:`Outbox.unhurried`), and what a client's frames lead to leaves at the end
+of the callback that read them (:class:`Turn`), not after another round of the loop.
 """
 
 from __future__ import annotations
