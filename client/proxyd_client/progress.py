@@ -213,8 +213,8 @@ class Progress:
                     continue
                 idle_ns = time.monotonic_ns() - self._last_drive_ns
                 if idle_ns < _STAND_BACK_NS and not self._paused:
-                    # Also while a waiter drives: it has only just begun, and calling this thread when it ends would cost
-                    # it more than this look.
+                    # Also while a waiter drives: it has only just begun, and to call this thread at the end of its wait
+                    # would cost it more than this look.
                     self._background_turn.wait((_STAND_BACK_NS - idle_ns) / 1e9)
                     continue
                 if self._paused or self._driver is not _Driver.NOBODY or self._waiters:
