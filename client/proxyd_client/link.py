@@ -67,7 +67,7 @@ class Link:
         if payload is not None:
             parts.append(payload)
         with self._lock:
-            self._write([*self._take_late(), *parts] if self._late else parts)
+            self._write([*parts, *self._take_late()] if self._late else parts)
         self._write_late()
 
     def send_with_next(self, data: bytes) -> None:

@@ -275,6 +275,7 @@ class ClientSession:
             case wire.Accept():
                 self._on_accept(TransferId(frame.incarnation, frame.sequence))
             case wire.Release():
+                self._hub.turn.write()
                 transfer = TransferId(frame.incarnation, frame.sequence)
                 if self._hub.incoming_of(self, transfer) is not None:
                     self._hub.emit(RecvReleased(transfer))

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.handshake import Identity
@@ -60,86 +61,87 @@ class Effects:
         self._throttle = Throttle(logging.getLogger(__name__))
         self.denied = 0
         """Messages that a coordinator, or its operator's rules, denied."""
+        self._hands = self._make_hands()
 
     def perform(self, effects: Sequence[ef.AgentEffect]) -> None:
         """In order."""
         for effect in effects:
-            self._one(effect)
+            self._hands[type(effect)](effect)
 
-    def _one(self, effect: ef.AgentEffect) -> None:
+    def _make_hands(self) -> dict[type[ef.AgentEffect], Callable[[Any], None]]:
+        """What is done for each kind of effect."""
         hub = self._hub
-        # The frequent ones come first.
-        match effect:
-            case ef.TellLanded():
-                hub.tell_landed(effect)
-            case ef.Pump():
-                if (link := self.peers.get(effect.peer)) is not None:
-                    link.pump()
-            case ef.ToPeer():
-                if effect.inbound and isinstance(effect.frame, Ack):
-                    answer = partial(self._inbound.send, effect.peer, effect.transfer, effect.frame)
-                    hub.once_told(effect.transfer, answer)
-                elif effect.inbound:
-                    self._inbound.send(effect.peer, effect.transfer, effect.frame)
-                elif (link := self.peers.get(effect.peer)) is not None:
-                    link.send(effect.transfer, effect.frame)
-            case ef.ToCoordinator():
-                self._sessions.send(effect.address, effect.message)
-            case ef.SetPace():
-                if (link := self.peers.get(effect.peer)) is not None:
-                    link.set_pace(effect.rate_bytes_per_s, effect.live)
-            case ef.AllocateBlock():
-                hub.allocate(effect)
-            case ef.FreeBlock():
-                hub.free(effect)
-            case ef.TellOffered():
-                hub.tell_offered(effect)
-            case ef.TellBlock():
-                hub.tell_block(effect)
-            case ef.TellRecvFailed():
-                hub.tell_recv_failed(effect)
-            case ef.TellExpect():
-                hub.tell_expect(effect)
-            case ef.TellForetold():
-                hub.tell_foretold(effect)
-            case ef.TellSendState():
-                hub.tell_send_state(effect)
-            case ef.TellSendDelivered():
-                hub.once_told(effect.transfer, partial(hub.tell_send_delivered, effect))
-            case ef.TellSendDone():
-                hub.once_told(effect.transfer, partial(hub.tell_send_done, effect))
-            case ef.TellSendFailed():
-                for link in self.peers.values():
-                    link.keep(effect.transfer)
-                hub.tell_send_failed(effect)
-                if effect.code is ErrorCode.REFUSED:
-                    self.denied += 1
-                    self._throttle.warning(effect.endpoint.job, effect.message)
-            case ef.TellPeerHere():
-                hub.tell_peer_here(effect)
-            case ef.TellPeerGone():
-                hub.tell_peer_gone(effect)
-            case ef.CloseClient():
-                hub.close_client(effect)
-            case ef.WantPeer():
-                self._want_peer(effect)
-            case ef.DropPeer():
-                self._drop_peer(effect.peer, effect.reason)
-            case ef.FallbackBegan():
-                _log.warning(
-                    "coordinator is silent: going on at the fallback rate",
-                    extra=fields(
-                        link=effect.link,
-                        coordinator=effect.coordinator,
-                        silent_s=round(effect.silent_ns / 1e9, 2),
-                        rate=format_rate(effect.rate_bytes_per_s),
-                    ),
-                )
-            case ef.FallbackEnded():
-                _log.info(
-                    "coordinator is heard: going on under grants",
-                    extra=fields(link=effect.link, after_s=round(effect.after_ns / 1e9, 2), sent_bytes=effect.nbytes),
-                )
+        return {
+            ef.ToPeer: self._to_peer,
+            ef.ToCoordinator: lambda effect: self._sessions.send(effect.address, effect.message),
+            ef.Pump: self._pump,
+            ef.SetPace: self._set_pace,
+            ef.AllocateBlock: hub.allocate,
+            ef.FreeBlock: hub.free,
+            ef.TellOffered: hub.tell_offered,
+            ef.TellBlock: hub.tell_block,
+            ef.TellLanded: hub.tell_landed,
+            ef.TellRecvFailed: hub.tell_recv_failed,
+            ef.TellExpect: hub.tell_expect,
+            ef.TellForetold: hub.tell_foretold,
+            ef.TellSendState: hub.tell_send_state,
+            ef.TellSendDelivered: lambda effect: hub.once_told(
+                effect.transfer, partial(hub.tell_send_delivered, effect)
+            ),
+            ef.TellSendDone: lambda effect: hub.once_told(effect.transfer, partial(hub.tell_send_done, effect)),
+            ef.TellSendFailed: self._tell_send_failed,
+            ef.TellPeerHere: hub.tell_peer_here,
+            ef.TellPeerGone: hub.tell_peer_gone,
+            ef.CloseClient: hub.close_client,
+            ef.WantPeer: self._want_peer,
+            ef.DropPeer: lambda effect: self._drop_peer(effect.peer, effect.reason),
+            ef.FallbackBegan: self._fallback_began,
+            ef.FallbackEnded: self._fallback_ended,
+        }
+
+    def _pump(self, effect: ef.Pump) -> None:
+        if (link := self.peers.get(effect.peer)) is not None:
+            link.pump()
+
+    def _set_pace(self, effect: ef.SetPace) -> None:
+        if (link := self.peers.get(effect.peer)) is not None:
+            link.set_pace(effect.rate_bytes_per_s, effect.live)
+
+    def _to_peer(self, effect: ef.ToPeer) -> None:
+        if effect.inbound and isinstance(effect.frame, Ack):
+            answer = partial(self._inbound.send, effect.peer, effect.transfer, effect.frame)
+            self._hub.once_told(effect.transfer, answer)
+        elif effect.inbound:
+            self._inbound.send(effect.peer, effect.transfer, effect.frame)
+        elif (link := self.peers.get(effect.peer)) is not None:
+            link.send(effect.transfer, effect.frame)
+
+    def _tell_send_failed(self, effect: ef.TellSendFailed) -> None:
+        for link in self.peers.values():
+            link.keep(effect.transfer)
+        self._hub.tell_send_failed(effect)
+        if effect.code is ErrorCode.REFUSED:
+            self.denied += 1
+            self._throttle.warning(effect.endpoint.job, effect.message)
+
+    @staticmethod
+    def _fallback_began(effect: ef.FallbackBegan) -> None:
+        _log.warning(
+            "coordinator is silent: going on at the fallback rate",
+            extra=fields(
+                link=effect.link,
+                coordinator=effect.coordinator,
+                silent_s=round(effect.silent_ns / 1e9, 2),
+                rate=format_rate(effect.rate_bytes_per_s),
+            ),
+        )
+
+    @staticmethod
+    def _fallback_ended(effect: ef.FallbackEnded) -> None:
+        _log.info(
+            "coordinator is heard: going on under grants",
+            extra=fields(link=effect.link, after_s=round(effect.after_ns / 1e9, 2), sent_bytes=effect.nbytes),
+        )
 
     def _want_peer(self, effect: ef.WantPeer) -> None:
         link = self.peers.get(effect.peer)

@@ -57,10 +57,14 @@ class Turn:
         self._begun = True
         try:
             call()
-            while self._due:
-                self._due.popleft().flush()
+            self.write()
         finally:
             self._begun = False
+
+    def write(self) -> None:
+        """Write now: what follows takes a while, and nobody waits for it."""
+        while self._due:
+            self._due.popleft().flush()
 
     def takes(self, outbox: Outbox) -> bool:
         """Whether ``outbox`` will be written at the end of this turn; False: there is none."""

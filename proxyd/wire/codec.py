@@ -163,6 +163,7 @@ _FLAG = _flag_codec()
 
 
 _KEY = "proxyd.wire"
+_BYTES = "_wire_bytes"
 
 
 def _field(codec: _Codec, default: Any) -> Any:
@@ -223,12 +224,20 @@ def u64_list(limit: int, default: Any = dataclasses.MISSING) -> Any:
 
 
 def nested(cls: type[Any]) -> Any:
-    """Another frame dataclass, inlined."""
+    """Another frame dataclass, inlined. It keeps its bytes: what an agent reads it mostly writes on to somebody."""
+
+    def encode(frame: Any) -> bytes:
+        kept: bytes | None = frame.__dict__.get(_BYTES)
+        if kept is None:
+            kept = frame.__dict__[_BYTES] = _layout(cls).encode(frame)
+        return kept
 
     def decode(view: memoryview, at: int) -> tuple[Any, int]:
-        return _decode_fields(cls, view, at)
+        frame, end = _layout(cls).decode(view, at)
+        frame.__dict__[_BYTES] = bytes(view[at:end])
+        return frame, end
 
-    return _field(_Codec(_encode_fields, decode), dataclasses.MISSING)
+    return _field(_Codec(encode, decode), dataclasses.MISSING)
 
 
 def _run(names: Sequence[str], codecs: Sequence[_Codec]) -> _Step:
@@ -272,42 +281,55 @@ def _single(name: str, codec: _Codec) -> _Step:
     return _Step(encode, decode)
 
 
-def _steps(cls: type[Any]) -> list[_Step]:
-    cached: list[_Step] | None = cls.__dict__.get("_wire_steps")
-    if cached is None:
-        cached = []
-        named = [(f.name, f.metadata[_KEY]) for f in dataclasses.fields(cls)]
-        for fixed, group in groupby(named, key=lambda item: bool(item[1].fmt)):
-            fields = list(group)
-            if fixed:
-                cached.append(_run(*zip(*fields, strict=True)))
-            else:
-                cached += [_single(name, codec) for name, codec in fields]
-        cls._wire_steps = cached
-    return cached
+class _Layout(NamedTuple):
+    """How a frame is written and read."""
+
+    encode: Encoder
+    decode: Callable[[memoryview, int], tuple[Any, int]]
 
 
-def _encode_fields(frame: Any) -> bytes:
-    steps = _steps(type(frame))
-    return steps[0].encode(frame) if len(steps) == 1 else b"".join([step.encode(frame) for step in steps])
+_LAYOUTS: dict[type[Any], _Layout] = {}
 
 
-def _decode_fields(cls: type[F], view: memoryview, at: int) -> tuple[F, int]:
-    values: list[Any] = []
-    for step in _steps(cls):
-        at = step.decode(view, at, values)
-    return cls(*values), at
+def _layout(cls: type[Any]) -> _Layout:
+    found = _LAYOUTS.get(cls)
+    return _LAYOUTS.setdefault(cls, _new_layout(cls)) if found is None else found
+
+
+def _new_layout(cls: type[Any]) -> _Layout:
+    steps: list[_Step] = []
+    named = [(f.name, f.metadata[_KEY]) for f in dataclasses.fields(cls)]
+    for fixed, group in groupby(named, key=lambda item: bool(item[1].fmt)):
+        fields = list(group)
+        if fixed:
+            steps.append(_run(*zip(*fields, strict=True)))
+        else:
+            steps += [_single(name, codec) for name, codec in fields]
+    encoders = [step.encode for step in steps]
+    decoders = [step.decode for step in steps]
+
+    def encode(frame: Any) -> bytes:
+        return b"".join([part(frame) for part in encoders])
+
+    def decode(view: memoryview, at: int) -> tuple[Any, int]:
+        values: list[Any] = []
+        for part in decoders:
+            at = part(view, at, values)
+        return cls(*values), at
+
+    return _Layout(encoders[0] if len(encoders) == 1 else encode, decode)
 
 
 def encode_body(frame: object) -> bytes:
     """Encode ``frame``'s fields in order. Raises WireError for a value beyond its field's limit."""
-    return _encode_fields(frame)
+    return _layout(type(frame)).encode(frame)
 
 
 def decode_body(cls: type[F], body: bytes | bytearray | memoryview) -> F:
     """Decode ``body`` as one ``cls``. Raises WireError for anything short, long or out of range."""
     view = memoryview(body)
-    frame, end = _decode_fields(cls, view, 0)
+    frame: F
+    frame, end = _layout(cls).decode(view, 0)
     if end != len(view):
         raise WireError(f"{cls.__name__}: {len(view) - end} bytes after the last field; do both sides run one version?")
     return frame

@@ -61,6 +61,24 @@ def test_a_message_outlives_the_sender_that_completed_it(agent: AgentMember) -> 
         assert np.array_equal(message.array, data)
 
 
+def test_the_block_of_a_small_message_comes_back_though_nobody_is_in_a_hurry(agent: AgentMember) -> None:
+    """Neither side writes a frame only for it: it leaves with the next one, or after a moment."""
+    with endpoints((agent, 0), (agent, 1)) as (one, two):
+        arenas = one._session.sender._arenas
+        for number in range(300):
+            data = content(4096, number)
+            exchange(one, two, data, src=0, dst=1, tag=number)
+            exchange(two, one, data, src=1, dst=0, tag=number)
+        posted = [one.isend(content(4096, number), dst=1, tag=1) for number in range(40)]
+        out = np.zeros(4096, np.uint8)
+        for number in range(40):
+            two.recv_into(out, 0, 1, timeout_s=10)
+            assert np.array_equal(out, content(4096, number))
+        for handle in posted:
+            handle.wait(10)
+        until(lambda: arenas.used_bytes == 0)
+
+
 def test_memory_of_a_killed_trainer_comes_back(agent: AgentMember) -> None:
     used = gauge(agent, "proxyd_arena_bytes")
     text = """

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from proxyd.agent import outbox
-from proxyd.agent.outbox import Outbox
+from proxyd.agent.outbox import MOST_UNHURRIED, Outbox, Turn
 
 
 def play(body: Callable[[Outbox, socket.socket, list[str]], Awaitable[None]]) -> None:
@@ -141,3 +141,78 @@ def test_what_is_said_when_others_have_left_leaves_too() -> None:
         assert failures == []
 
     play(body)
+
+
+def test_what_nobody_waits_for_leaves_with_the_next_frame() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        box.unhurried(b"done")
+        await asyncio.sleep(0)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(100)
+        box.frame(b"offered")
+        await asyncio.sleep(0)
+        assert theirs.recv(100) == b"doneoffered"
+
+    play(body)
+
+
+def test_what_nobody_waits_for_leaves_by_itself_in_the_end() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        box.unhurried(b"done")
+        box.unhurried(b"too")
+        assert await read(theirs, 7) == b"donetoo"
+        for number in range(MOST_UNHURRIED):
+            box.unhurried(b"%02d" % number)
+        await asyncio.sleep(0)
+        assert theirs.recv(100) == b"".join(b"%02d" % number for number in range(MOST_UNHURRIED))
+        box.unhurried(b"last")
+        box.close()
+        assert theirs.recv(100) == b"last"
+
+    play(body)
+
+
+def test_who_waits_for_what_nobody_else_does_need_not_wait_long() -> None:
+    async def body(box: Outbox, theirs: socket.socket, failures: list[str]) -> None:
+        called: list[bool] = []
+        box.unhurried(b"done")
+        box.then(lambda: called.append(True))
+        await asyncio.sleep(0)
+        assert called == [True]
+        assert theirs.recv(100) == b"done"
+
+    play(body)
+
+
+def test_all_that_a_turn_led_to_has_left_at_its_end_in_one_piece_each() -> None:
+    async def run() -> None:
+        turn = Turn()
+        pairs = [socket.socketpair() for _ in range(2)]
+        for ends in pairs:
+            for end in ends:
+                end.setblocking(False)
+        receiver, sender = (Outbox(mine, lambda reason: None, turn) for mine, _ in pairs)
+        seen_meanwhile: list[bytes] = []
+
+        def work() -> None:
+            receiver.frame(b"offered")
+            receiver.frame(b"landed")
+            receiver.then(lambda: sender.frame(b"delivered"))
+            turn.write()
+            seen_meanwhile.extend(theirs.recv(100) for _, theirs in pairs)
+            receiver.frame(b"more")
+
+        turn.run(work)
+        assert seen_meanwhile == [b"offeredlanded", b"delivered"]
+        assert pairs[0][1].recv(100) == b"more"
+        receiver.frame(b"later")  # outside of a turn: at the end of the loop's round, as ever
+        await asyncio.sleep(0)
+        assert pairs[0][1].recv(100) == b"later"
+        for box in (receiver, sender):
+            box.close()
+        for ends in pairs:
+            for end in ends:
+                end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
