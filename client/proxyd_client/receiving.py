@@ -29,7 +29,6 @@ from proxyd.wire.client import (
     RecvData,
     RecvFailed,
     Release,
-    SendPhase,
     encode,
 )
 from proxyd.wire.codec import WireError
