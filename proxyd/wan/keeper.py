@@ -25,11 +25,10 @@ from typing import Any
 from proxyd.wan import netns
 from proxyd.wan.counters import page_bytes
 from proxyd.wan.errors import WanError
-from proxyd.wan.spec import FDS_PER_MESSAGE, MESSAGE_BYTES_MAX, address
+from proxyd.wan.spec import FDS_PER_MESSAGE, GATEWAY_OCTET, MESSAGE_BYTES_MAX, address
 from proxyd.wan.tun import open_tun
 
 TUN_QUEUE_PACKETS = 20_000
-GATEWAY_OCTET = 254
 
 
 @dataclass
@@ -185,6 +184,10 @@ def serve(control: socket.socket, parent_fd: int, network: Network, emulator: su
                 for host in network.hosts:
                     with netns.inside(host):
                         netns.write_sysctl(request["name"], request["value"])
+            elif request["op"] == "routes":
+                for host, line in zip(network.hosts, request["lines"], strict=True):
+                    with netns.inside(host):
+                        netns.ip_batch([line])
             elif request["op"] == "link":
                 emulator.stdin.write(json.dumps(request["change"]).encode() + b"\n")
                 emulator.stdin.flush()

@@ -12,6 +12,8 @@ from proxyd.wan.trace import RateSteps
 
 HOSTS_PER_SITE_MAX = 250
 SITES_MAX = 250
+GATEWAY_OCTET = 254
+"""Of a site's router on its own LAN; hosts count from 1."""
 # Between a Wan and its keeper; the kernel takes at most 253 descriptors per message.
 FDS_PER_MESSAGE = 100
 MESSAGE_BYTES_MAX = 1 << 20

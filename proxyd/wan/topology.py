@@ -34,6 +34,7 @@ from proxyd.wan.netns import find_ip
 from proxyd.wan.policer import PolicerSpec
 from proxyd.wan.spec import (
     FDS_PER_MESSAGE,
+    GATEWAY_OCTET,
     HOSTS_PER_SITE_MAX,
     MESSAGE_BYTES_MAX,
     SITES_MAX,
@@ -481,6 +482,18 @@ class Wan:
     def set_slow_start_after_idle(self, on: bool) -> None:
         """Whether TCP forgets its congestion window when a connection was idle for an RTO (Linux: on)."""
         self.set_sysctl("net.ipv4.tcp_slow_start_after_idle", str(int(on)))
+
+    def set_congestion_control(self, name: str | None) -> None:
+        """What new connections between sites use if their owner doesn't choose; None: the kernel's default.
+
+        An attribute of the route, not the sysctl: inside a namespace that one takes only what the machine's
+        ``tcp_allowed_congestion_control`` lists.
+        """
+        self.check()
+        sites = list(self.sites)
+        attribute = "" if name is None else f" congctl {name}"
+        gateways = [address(sites.index(host.site), GATEWAY_OCTET) for host in self.hosts]
+        self._request({"op": "routes", "lines": [f"route change default via {one}{attribute}" for one in gateways]})
 
     def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:

@@ -1,0 +1,92 @@
+"""What the PyTorch benchmarks can be told, and the link that follows from it. Light: read for ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxyd.core.errors import ConfigError
+from proxyd.core.units import parse_buffer, parse_duration, parse_rate
+
+HEADER_BYTES = 52
+"""IP and TCP with timestamps, in each packet."""
+
+WAYS: dict[str, tuple[str, str | None]] = {
+    "gloo cubic": ("gloo", "cubic"),
+    "gloo bbr": ("gloo", "bbr"),
+    "proxyd": ("proxyd", None),
+}
+"""Name -> backend, and the congestion control that connections across sites get."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The link between the two sites, the same in both directions."""
+
+    rate_bytes_per_s: int
+    rtt_ns: int
+    buffer_bytes: int
+    mtu: int
+
+    @property
+    def payload_bytes_per_s(self) -> float:
+        """What TCP can carry of its users' bytes."""
+        return self.rate_bytes_per_s * (self.mtu - HEADER_BYTES) / self.mtu
+
+    def describe(self) -> str:
+        """For a table's head."""
+        bdp = self.rate_bytes_per_s * self.rtt_ns / 1e9
+        return (
+            f"{self.rate_bytes_per_s * 8 / 1e6:g} Mbit/s each way, RTT {self.rtt_ns / 1e6:g} ms, "
+            f"buffer {self.buffer_bytes / bdp:.2g} BDP, MTU {self.mtu}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "rate_bits_per_s": self.rate_bytes_per_s * 8,
+            "rtt_seconds": self.rtt_ns / 1e9,
+            "buffer_bytes": self.buffer_bytes,
+            "mtu": self.mtu,
+        }
+
+
+def add_path_arguments(parser: argparse.ArgumentParser, rate: str = "400Mbit") -> None:
+    """The link's options, with the defaults of every figure in docs/pytorch.md."""
+    parser.add_argument("--rate", default=rate, help=f"of the link, each way (default: {rate})")
+    parser.add_argument("--rtt", default="60ms", help="round trip without any queue (default: 60ms)")
+    parser.add_argument("--buffer", default="0.1bdp", help="drop-tail queue, a size or like 0.1bdp (default: 0.1bdp)")
+    parser.add_argument("--mtu", type=int, default=9000, help="bytes of the largest packet (default: 9000)")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write all figures there")
+
+
+def line_of(args: argparse.Namespace) -> Line:
+    """What the options ask for. Raises ConfigError."""
+    rate, rtt_ns = parse_rate(args.rate), parse_duration(args.rtt)
+    return Line(rate, rtt_ns, max(2 * args.mtu, parse_buffer(args.buffer, rate, rtt_ns)), args.mtu)
+
+
+def ways_of(args: argparse.Namespace) -> list[str]:
+    """The ways asked for. Raises ConfigError."""
+    ways = [way.strip() for way in args.ways.split(",")]
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise ConfigError(f"there is no way {unknown[0]!r}", next_step=f"Known: {', '.join(WAYS)}")
+    return ways
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """What has to be so before minutes are spent. Raises ConfigError, WanError; ModuleNotFoundError without torch."""
+    if args.out is not None and not args.out.resolve().parent.is_dir():
+        raise ConfigError(f"cannot write {args.out}", why=f"there is no directory {args.out.parent}")
+    import torch  # noqa: F401 # without it the command says which extra is missing
+
+    from proxyd.wan import WanError, available
+
+    if (reason := available()) is not None:
+        raise WanError(f"no emulated WAN here: {reason}")
+    # SIGTERM unwinds like Ctrl-C: daemons, trainers and namespaces end in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,135 @@
+"""What the PyTorch benchmarks print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+LATE_S = 0.0005
+
+
+def table_of(*names: str) -> Table:
+    """Empty; the first column is text."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def style(way: str) -> str | None:
+    """Ours stands out."""
+    return "bold green" if way == "proxyd" else None
+
+
+def say(console: Console, text: str) -> None:
+    """A line that is not dressed up."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_pipeline(console: Console, description: str, results: Sequence[dict[str, Any]]) -> None:
+    """A table per ratio."""
+    say(console, description)
+    for result in results:
+        say(
+            console,
+            f"\n{result['schedule']}, {result['pipelines']} pipelines, {result['microbatches']} micro-batches of "
+            f"{result['activation_bytes'] / 1e6:.2f} MB: communication {result['communication_seconds']:.2f} s / "
+            f"computation {result['compute_seconds']:.2f} s = {result['ratio']:.2f}",
+        )
+        table = table_of("way", "iteration", "x", "act p50", "p99", "grad p50", "p99", "WAN MB", "drops")
+        ways = result["ways"]
+        ours = ways.get("proxyd", next(iter(ways.values())))["iteration_median_seconds"]
+        for way, one in ways.items():
+            activation, gradient = one["activation_fct_seconds"], one["gradient_fct_seconds"]
+            table.add_row(
+                way,
+                f"{one['iteration_median_seconds']:.3f} s",
+                f"{one['iteration_median_seconds'] / ours:.2f}",
+                *(f"{values[share]:.3f} s" for values in (activation, gradient) for share in ("p50", "p99")),
+                f"{one['wan_bytes_per_iteration'] / 1e6:.1f}",
+                f"{one['dropped_packets_per_iteration']:.0f}",
+                style=style(way),
+            )
+        console.print(table)
+        late(console, result)
+    say(
+        console,
+        "iteration: median, ways taking turns; x: beside proxyd; act, grad: from isend until received, of activations "
+        "and of their gradients; WAN MB: with headers, both ways, of one iteration; drops: packets, of one iteration.",
+    )
+
+
+def late(console: Console, result: dict[str, Any]) -> None:
+    """A word where the machine was too busy for its figures to be the link's."""
+    if result["emulator_late_p99_seconds"] > LATE_S:
+        say(
+            console,
+            f"The emulator was {result['emulator_late_p99_seconds'] * 1e3:.1f} ms late at times (p99): this machine is "
+            "busy, and figures are worse than the link's.",
+        )
+
+
+def print_allreduce(console: Console, description: str, result: dict[str, Any]) -> None:
+    """A table per size."""
+    say(console, f"{description}; 2 sites x {result['ranks_per_site']} ranks")
+    table = table_of("all-reduce", "way", "time", "x", "WAN MB", "x 2 tensors", "drops")
+    for size in result["sizes"]:
+        ours = size["ways"].get("proxyd", next(iter(size["ways"].values())))["median_seconds"]
+        for way, one in size["ways"].items():
+            table.add_row(
+                f"{size['bytes'] / (1 << 20):g} MiB",
+                way,
+                f"{one['median_seconds']:.3f} s",
+                f"{one['median_seconds'] / ours:.2f}",
+                f"{one['wan_bytes'] / 1e6:.1f}",
+                f"{one['wan_bytes'] / size['bytes'] / 2:.3f}",
+                f"{one['dropped_packets']:.0f}",
+                style=style(way),
+            )
+    console.print(table)
+    late(console, result)
+    say(
+        console,
+        "time: median, ways taking turns; x: beside proxyd; WAN MB: with headers, both directions; x 2 tensors: that "
+        "over twice the tensor's size, which is the least.",
+    )
+
+
+def print_local(console: Console, result: dict[str, Any]) -> None:
+    """One line per way."""
+    table = table_of("way", "64 MiB", "CPU s/GB", "4 KiB p50", "p99")
+    for way, one in result["ways"].items():
+        table.add_row(
+            way,
+            f"{one['gb_per_s']:.2f} GB/s",
+            f"{one['cpu_s_per_gb']:.2f}",
+            f"{one['ping_p50_us']:.0f} us",
+            f"{one['ping_p99_us']:.0f} us",
+            style=style(way),
+        )
+    console.print(table)
+    say(console, "CPU: of both ranks and the daemons; 4 KiB: there and back. Medians of rounds in turns.")
+
+
+def print_example(console: Console, description: str, result: dict[str, Any]) -> None:
+    """One line per way."""
+    say(console, f"{description}; 2 sites x {result['ranks_per_site']} ranks")
+    table = table_of("way", "tokens/s", "step", "WAN MB", "drops", "first loss", "last loss")
+    for way, one in result["ways"].items():
+        table.add_row(
+            way,
+            f"{one['tokens_per_s']:,.0f}",
+            f"{one['step_seconds']:.3f} s",
+            f"{one['wan_bytes'] / 1e6:.1f}",
+            str(one["dropped_packets"]),
+            f"{one['losses'][0]:.6f}",
+            f"{one['losses'][-1]:.6f}",
+            style=style(way),
+        )
+    console.print(table)
+    late(console, result)
+    say(console, "step: median, without the first; WAN MB: with headers, both directions, of the whole run.")
