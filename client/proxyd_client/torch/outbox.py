@@ -61,9 +61,8 @@ class Later:
             callback()
         return True
 
-    def wait(self, timeout_s: float | None) -> None:
-        """See :class:`~proxyd_client.handle.Handle`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def wait_posted(self, timeout_s: float | None) -> Handle[None]:
+        """Until the tensor may change; the handle of what was posted. Raises as :meth:`wait`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._handle is not None or self._error is not None, timeout_s):
                 raise TransferTimeout(
@@ -75,9 +74,14 @@ class Later:
                 )
             if self._error is not None:
                 raise self._error.again()
-            handle = self._handle
-        if handle is not None:
-            handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            assert self._handle is not None, "posted, or failed"
+            return self._handle
+
+    def wait(self, timeout_s: float | None) -> None:
+        """See :class:`~proxyd_client.handle.Handle`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        handle = self.wait_posted(timeout_s)
+        handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def poll(self) -> bool:
         """Whether it has ended."""
@@ -117,6 +121,15 @@ class Later:
     def describe(self) -> str:
         """State in one line."""
         return f"send to rank {self.dst}: {NO_ROOM}" if self._handle is None else repr(self._handle)
+
+
+def wait_taken(handle: Handle[None], timeout_s: float | None) -> Handle[None]:
+    """Until the tensor of a send may change, because its bytes are in shared memory; the handle of what was posted.
+
+    ``handle``: of :meth:`Outbox.send`. Raises :class:`TransferTimeout`, or what keeps it from being posted.
+    """
+    operation = handle._operation
+    return operation.wait_posted(timeout_s) if isinstance(operation, Later) else handle
 
 
 class Outbox:

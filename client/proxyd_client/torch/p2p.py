@@ -9,6 +9,8 @@ message is dropped, and the next pair matches again. Shapes may differ, as with 
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +20,7 @@ from proxyd_client.handle import Handle
 from proxyd_client.torch.errors import for_torch
 from proxyd_client.torch.membership import Membership
 from proxyd_client.torch.tensors import describe, payload_of_tensor, tensor_of
-from proxyd_client.torch.works import TensorWork
+from proxyd_client.torch.works import Fate, SendWork, TensorWork
 
 
 class Pending(Protocol):
@@ -42,12 +44,27 @@ class PointToPoint:
         self._group = f"{membership.name}/{purpose}"
         self._traffic = traffic
         self._timeout_s = membership.timeout.total_seconds()
+        self._lock = threading.Lock()
+        self._under_way: dict[int, deque[Fate]] = {}
+        """Sends whose works may be done and that have not been delivered, by destination."""
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> TensorWork:
-        """Start sending to a group rank; the tensor is left alone until the work is done."""
+        """Start sending to a group rank; the tensor is left alone until the work is done. It may arrive later."""
         what = functools.partial(self._what, "send", tensor, "to", dst, tag)
-        handle = self._start(what, lambda: self._isend(tensor, dst, tag))
-        return TensorWork(handle, [tensor], what, self._timeout_s, lambda _: self.membership.rank)
+        self._hear_of_earlier(dst)
+        fate = Fate(self._start(what, lambda: self._isend(tensor, dst, tag)))
+        with self._lock:
+            self._under_way.setdefault(dst, deque()).append(fate)
+        return SendWork(fate, [tensor], what, self._timeout_s, lambda _: self.membership.rank)
+
+    def _hear_of_earlier(self, dst: int) -> None:
+        """Raise what has kept an earlier message to a group rank from arriving, once."""
+        with self._lock:
+            fates = self._under_way.get(dst)
+            while fates and fates[0].handle.done():
+                error = fates.popleft().error()
+                if error is not None:
+                    raise for_torch(error, f"an earlier send to {self.membership.describe(dst)}")
 
     def receive(self, tensor: torch.Tensor, src: int | None, tag: int = 0) -> TensorWork:
         """Start receiving from a group rank, or from any (None)."""

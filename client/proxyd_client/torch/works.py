@@ -1,5 +1,10 @@
 """``Work``s: what torch waits on. One per operation, over a handle of the client's.
 
+A send is done, as torch means it and as gloo and nccl do it, when its tensor may change: when the snapshot is taken.
+That it has arrived is another matter, and who waits for it waits a round trip more than is needed: torch's 1F1B waits
+for each activation that it sent before it computes the next gradient. What keeps a message from arriving is raised by
+the next send to that rank; ``get_future`` of a send ends with the delivery.
+
 ``wait`` lets the calling thread do the work (read the socket, copy): no hand-off between threads for a small message. A
 future is made when somebody asks for one, and set by the client's callback thread.
 """
@@ -17,6 +22,7 @@ import torch.distributed as dist
 from proxyd_client.errors import ProxydError
 from proxyd_client.handle import Handle
 from proxyd_client.torch.errors import for_torch
+from proxyd_client.torch.outbox import wait_taken
 
 NO_TIMEOUT = datetime.timedelta(0)
 """What torch passes for "the group's own"."""
@@ -116,6 +122,55 @@ class TensorWork(dist.Work):
         """Whether it has ended well; its error is kept. A timeout is raised: it ends nothing."""
         try:
             self._handle.wait(timeout_s)
+        except ProxydError as error:
+            told = for_torch(error, self._what())
+            if isinstance(error, TimeoutError):
+                raise told from None
+            self._error = told
+            return False
+        return True
+
+
+class Fate:
+    """How a send ends, after its work is done: kept until it is known, and told once if it is bad."""
+
+    __slots__ = ("handle", "told")
+
+    def __init__(self, handle: Handle[None]) -> None:
+        self.handle = handle
+        self.told = False
+
+    def error(self) -> ProxydError | None:
+        """What ended it, if nobody has heard yet; to be asked when it has ended."""
+        if self.told:
+            return None
+        self.told = True
+        try:
+            self.handle.wait(0)
+        except ProxydError as error:
+            return error
+        return None
+
+
+class SendWork(TensorWork):
+    """A send: done when its tensor may change."""
+
+    def __init__(self, fate: Fate, *arguments: Any) -> None:
+        super().__init__(fate.handle, *arguments)
+        self._fate = fate
+
+    def is_completed(self) -> bool:
+        """Whether the tensor may change, or the send has failed."""
+        try:
+            return self._finish(0) or self._error is not None
+        except TimeoutError:
+            return False
+
+    def _finish(self, timeout_s: float | None) -> bool:
+        try:
+            if wait_taken(self._handle, timeout_s).done():
+                self._fate.told = True
+                self._handle.wait(0)
         except ProxydError as error:
             told = for_torch(error, self._what())
             if isinstance(error, TimeoutError):
