@@ -20,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch  # noqa: F401 # without it the command says which extra is missing
     from rich.console import Console
 
     from proxyd.cli.demo.session import write_json
     from proxyd.cli.torch_bench.local import measure
+    from proxyd.cli.torch_bench.options import require_torch
     from proxyd.cli.torch_bench.table import print_local
 
+    require_torch()
     result = measure(
         args.rounds, args.messages, args.pings, lambda text: print(f"proxyd bench: {text}", file=sys.stderr)
     )

@@ -273,6 +273,28 @@ def test_sysctls_are_per_wan_and_live(wan: Wan) -> None:
     assert Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").read_text() == before
 
 
+def test_the_congestion_control_of_connections_between_sites_is_per_wan_and_live(wan: Wan) -> None:
+    serve = (
+        "import socket; server = socket.create_server(('0.0.0.0', 5002)); print(flush=True); peer = server.accept()[0];"
+        "print(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
+    )
+    connect = (
+        f"import socket; peer = socket.create_connection(('{wan.host('b', 0).address}', 5002));"
+        "print(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
+    )
+    default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    for name in ("cubic", "reno", None):
+        wan.set_congestion_control(name)
+        server = wan.host("b", 0).popen([sys.executable, "-c", serve], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        server.stdout.readline()
+        near = wan.host("a", 0).run([sys.executable, "-c", connect]).stdout.strip()
+        far = server.stdout.readline().strip()
+        server.wait(10)
+        server.stdout.close()
+        assert near == far == (name or default)
+
+
 def test_an_inherited_socket_stays_in_the_outer_namespace(wan: Wan) -> None:
     import socket
 

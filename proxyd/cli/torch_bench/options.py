@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,12 +79,17 @@ def ways_of(args: argparse.Namespace) -> list[str]:
     return ways
 
 
+def require_torch() -> None:
+    """Raises ModuleNotFoundError without torch: the command then names the extra. Loading it takes seconds."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
 def prepare(args: argparse.Namespace) -> None:
     """What has to be so before minutes are spent. Raises ConfigError, WanError; ModuleNotFoundError without torch."""
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise ConfigError(f"cannot write {args.out}", why=f"there is no directory {args.out.parent}")
-    import torch  # noqa: F401 # without it the command says which extra is missing
-
+    require_torch()
     from proxyd.wan import WanError, available
 
     if (reason := available()) is not None:

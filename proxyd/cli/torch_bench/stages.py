@@ -28,7 +28,7 @@ def sleep_until(at_ns: int) -> None:
         time.sleep(wait_ns / 1e9)
 
 
-class _Stretch(torch.autograd.Function):
+class _Stretch(torch.autograd.Function):  # type: ignore[misc] # torch is Any
     """Passes values and gradients on, each not before its time."""
 
     @staticmethod
@@ -43,7 +43,7 @@ class _Stretch(torch.autograd.Function):
         return gradient, None, None
 
 
-class Stage(torch.nn.Module):
+class Stage(torch.nn.Module):  # type: ignore[misc]
     """``spec``: ``elements`` of an activation, ``forward_ns`` and ``backward_ns`` of a micro-batch."""
 
     def __init__(self, spec: dict[str, Any], seed: int) -> None:
@@ -61,7 +61,7 @@ class Stage(torch.nn.Module):
         head = torch.tanh(self.layer(activation[:, : WIDTH * WIDTH].reshape(-1, WIDTH)))
         rest = activation * self.gain
         mixed = rest + torch.nn.functional.pad(head.reshape(1, -1), (0, activation.shape[1] - WIDTH * WIDTH))
-        return _Stretch.apply(mixed, until_ns, self._spec["backward_ns"])  # type: ignore[no-untyped-call]
+        return _Stretch.apply(mixed, until_ns, self._spec["backward_ns"])
 
 
 def loss_of(output: Any, target: Any) -> Any:
