@@ -50,7 +50,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["chek"], "did you mean 'check'?"),
         (["zzz"], "known: agent, bench"),
-        (["bench"], "needs one of: relay, grants"),
+        (["bench"], "needs one of: relay, local, grants"),
         (["bench", "all"], "'all' is none"),
         (["check"], "FILE"),
         (["version", "--nope"], "--nope"),
