@@ -201,6 +201,12 @@ class Endpoint:
         receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), into, strict=strict)
         return Handle(cast("Operation[int]", receive))
 
+    def close_group(self, group: str) -> None:
+        """Take part in a group no longer: its receives fail with ClosedError, and what was or will be offered in it is
+        dropped. Sends go on. The name is not to be used again.
+        """
+        self._session.receiver.close_group(_group(group))
+
     def announce(
         self,
         dst: int,

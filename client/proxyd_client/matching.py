@@ -140,6 +140,12 @@ class Matcher:
         waiting = [receive for queue in self._receives.values() for receive in queue if receive.src == src]
         return sorted(waiting, key=_by_number)
 
+    def of_group(self, group: str) -> tuple[list[Posted], list[Incoming]]:
+        """Receives of a group that hold no message, and its messages that no receive holds."""
+        receives = [receive for queue in self._receives.values() for receive in queue if receive.group == group]
+        messages = [one for queue in self._messages.values() for one in queue if one.envelope.group == group]
+        return receives, messages
+
     def all_waiting(self) -> list[Posted]:
         """Receives that hold no message, in order."""
         return sorted((receive for queue in self._receives.values() for receive in queue), key=_by_number)

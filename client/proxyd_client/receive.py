@@ -103,7 +103,13 @@ class Receive(Posted):
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """See :meth:`Handle.call_when_done`."""
-        self._receiver.call_when_done(self, callback)
+        core = self._receiver.core
+        core.check_process()
+        with core.lock:
+            if self.ended:
+                core.calls.put(callback)
+            else:
+                self.callbacks += (callback,)
 
     @property
     def source(self) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -34,9 +33,10 @@ from proxyd.wire.client import (
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import MAX_TRANSFER_BYTES, ErrorCode, TransferId
 from proxyd_client.arena import LARGE_BYTES, Mapping
-from proxyd_client.buffers import Bytes, Payload, view_of
+from proxyd_client.buffers import Bytes, Payload
 from proxyd_client.core import SessionCore
 from proxyd_client.errors import (
+    ClosedError,
     MismatchError,
     PeerLost,
     ProxydError,
@@ -50,12 +50,15 @@ from proxyd_client.forecast import Forecast
 from proxyd_client.link import Link
 from proxyd_client.matching import Incoming, Matcher, Outcome
 from proxyd_client.message import Message
+from proxyd_client.private import Private
 from proxyd_client.receive import Receive, eta_s
 from proxyd_client.resuming import Knowledge
 
 _COPY_BYTES = 4 << 20
 SMALL_BYTES = 64 << 10
 """Copied at once by whoever hears of it, with the lock held: that takes less than to hand it to another thread."""
+MOST_CLOSED_GROUPS = 4096
+"""Names are remembered for messages that are still on their way when a group is closed."""
 LOST_GRACE_S = 0.3
 """A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
 
@@ -66,10 +69,10 @@ class Receiver:
     def __init__(self, core: SessionCore) -> None:
         self.core = core
         self._matcher = Matcher()
+        self._closed_groups: dict[str, None] = {}
         self._incoming: dict[TransferId, Incoming] = {}
         self._arenas: dict[int, Mapping] = {}
-        self._private: dict[TransferId, Bytes] = {}
-        self._data_end = 0
+        self._private = Private()
         self._landing: dict[int, Receive] = {}
         self._knowledge = Knowledge()
         self._unconfirmed: dict[int, int] = {}
@@ -104,8 +107,7 @@ class Receiver:
             if self._lost(receive) is not None:
                 # A newer life of the peer, or a message, may wait in the socket's buffer.
                 core.progress.poll_now()
-                why = self._lost(receive)
-                if why is not None:
+                if (why := self._lost(receive)) is not None:
                     self._fail_lost(receive, why)
         return receive
 
@@ -148,16 +150,6 @@ class Receiver:
                     self._copy_step(receive)
             return receive.ended and not receive.copying
 
-    def call_when_done(self, receive: Receive, callback: Callable[[], None]) -> None:
-        """See :meth:`Receive.call_when_done`."""
-        core = self.core
-        core.check_process()
-        with core.lock:
-            if receive.ended:
-                core.calls.put(callback)
-            else:
-                receive.callbacks += (callback,)
-
     def cancel(self, receive: Receive) -> bool:
         """See :meth:`Receive.cancel`."""
         core = self.core
@@ -187,6 +179,24 @@ class Receiver:
                 return eta_s(min(candidates, key=lambda incoming: incoming.number))
             return self.forecast.eta_s(src, group, tag, time.monotonic_ns())
 
+    def close_group(self, group: str) -> None:
+        """See :meth:`Endpoint.close_group`."""
+        core = self.core
+        core.check_process()
+        with core.lock:
+            if core.failure is not None:
+                return
+            self._closed_groups[group] = None
+            if len(self._closed_groups) > MOST_CLOSED_GROUPS:
+                del self._closed_groups[next(iter(self._closed_groups))]
+            held = [i.receive for i in self._incoming.values() if i.envelope.group == group and i.receive]
+            for receive in cast("list[Receive]", [*self._matcher.of_group(group)[0], *held]):
+                if self._withdraw(receive):
+                    self._end(receive, receive.failure(ClosedError, "was given up", "its group was closed", ""))
+            for incoming in self._matcher.of_group(group)[1]:
+                self._matcher.retract(incoming)
+                self._drop(incoming)
+
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def add_arena(self, mapping: Mapping) -> None:
@@ -215,7 +225,10 @@ class Receiver:
         self._incoming[frame.transfer] = incoming
         if not frame.envelope.nbytes:
             self._knowledge.delivered(frame.envelope.src_rank, frame.transfer)
-        self._settle(self._matcher.offer(incoming))
+        if frame.envelope.group in self._closed_groups:
+            self._drop(incoming)
+        else:
+            self._settle(self._matcher.offer(incoming))
 
     def on_block(self, frame: Block) -> None:
         """Memory for an accepted message."""
@@ -240,20 +253,13 @@ class Receiver:
         incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
         if incoming is None:
             return None
-        if frame.offset != incoming.landed_bytes or frame.offset + payload_bytes > incoming.envelope.nbytes:
-            raise WireError(f"transfer {incoming.transfer}: {payload_bytes} bytes at {frame.offset} are out of place")
-        buffer = self._private.get(incoming.transfer)
-        if buffer is None:
-            buffer = self._private[incoming.transfer] = np.empty(incoming.envelope.nbytes, np.uint8)
-        incoming.accepted = True
-        self._data_end = frame.offset + payload_bytes
-        return view_of(buffer[frame.offset : frame.offset + payload_bytes])
+        return self._private.room_for(incoming, frame, payload_bytes)
 
     def on_data(self, frame: RecvData) -> None:
         """The payload that :meth:`data_target` made room for is in place."""
         incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
         if incoming is not None:
-            incoming.landed_bytes = self._data_end
+            self._private.filled(incoming)
             self._advance(incoming)
 
     def on_failed(self, frame: RecvFailed) -> None:
@@ -261,7 +267,7 @@ class Receiver:
         incoming = self._incoming.pop(TransferId(frame.incarnation, frame.sequence), None)
         if incoming is None:
             return
-        self._private.pop(incoming.transfer, None)
+        self._private.forget(incoming.transfer)
         if frame.code == ErrorCode.CANCELLED:
             # As if it had never been offered: a receive that had it starts again with the next one.
             receive = cast("Receive | None", incoming.receive)
@@ -575,7 +581,7 @@ class Receiver:
 
     def _forget(self, incoming: Incoming) -> None:
         self._incoming.pop(incoming.transfer, None)
-        self._private.pop(incoming.transfer, None)
+        self._private.forget(incoming.transfer)
         self._matcher.finished(incoming)
 
     def _end(self, receive: Receive, error: ProxydError | None) -> None:

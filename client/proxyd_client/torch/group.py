@@ -37,7 +37,6 @@ class ProcessGroupProxyd(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, size)
         self._store = store
-        self._timeout = timeout
         self.membership: Membership = join(store, rank, size, timeout, global_ranks, options)
         self.p2p = PointToPoint(self.membership)
         self.inner = _inner_group(store, self.membership)
@@ -59,8 +58,8 @@ class ProcessGroupProxyd(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """How long operations may take from now on."""
-        self._timeout = timeout
+        """How long operations may take that are started from now on."""
+        self.membership.timeout = timeout
 
     def shutdown(self) -> None:
         """End it; what is under way fails, after sends have had the agent's linger time."""

@@ -92,6 +92,8 @@ class Membership:
         """All members' pipeline stages use tags of their own: one that didn't would wait for tag 0."""
         self.group_rank_of = {member.rank: index for index, member in enumerate(members)}
         """Group rank by rank in the job."""
+        self.purposes: list[str] = []
+        """Its members' messages are in the groups ``name/purpose``."""
         self._left = False
 
     @property
@@ -118,6 +120,8 @@ class Membership:
         """Let go of the endpoint; it is closed when no other group uses it."""
         if not self._left:
             self._left = True
+            for purpose in self.purposes:
+                self.endpoint.close_group(f"{self.name}/{purpose}")
             _endpoints.release(self.outbox, linger_s)
 
 

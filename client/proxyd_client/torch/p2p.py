@@ -42,8 +42,8 @@ class PointToPoint:
         self._endpoint = membership.endpoint
         self._outbox = membership.outbox
         self._group = f"{membership.name}/{purpose}"
+        membership.purposes.append(purpose)
         self._traffic = traffic
-        self._timeout_s = membership.timeout.total_seconds()
         self._lock = threading.Lock()
         self._under_way: dict[int, deque[Fate]] = {}
         """Sends whose works may be done and that have not been delivered, by destination."""
@@ -55,7 +55,7 @@ class PointToPoint:
         fate = Fate(self._start(what, lambda: self._isend(tensor, dst, tag)))
         with self._lock:
             self._under_way.setdefault(dst, deque()).append(fate)
-        return SendWork(fate, [tensor], what, self._timeout_s, lambda _: self.membership.rank)
+        return SendWork(fate, [tensor], what, self._timeout_s(), lambda _: self.membership.rank)
 
     def _hear_of_earlier(self, dst: int) -> None:
         """Raise what has kept an earlier message to a group rank from arriving, once."""
@@ -70,13 +70,17 @@ class PointToPoint:
         """Start receiving from a group rank, or from any (None)."""
         what = functools.partial(self._what, "recv", tensor, "from", src, tag)
         handle = self._start(what, lambda: self._irecv(tensor, src, tag))
-        return TensorWork(handle, [tensor], what, self._timeout_s, self._group_rank)
+        return TensorWork(handle, [tensor], what, self._timeout_s(), self._group_rank)
 
     def take(self, src: int | None, tag: int, timeout_s: float | None) -> tuple[torch.Tensor, int]:
         """Receive without a copy: a tensor over the agent's shared memory, and the group rank that it is from."""
         source = None if src is None else self._job_rank(src)
         message = self._endpoint.recv(
-            source, tag, group=self._group, writable=True, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+            source,
+            tag,
+            group=self._group,
+            writable=True,
+            timeout_s=self._timeout_s() if timeout_s is None else timeout_s,
         )
         return tensor_of(message), self._group_rank(message.src)
 
@@ -106,6 +110,9 @@ class PointToPoint:
         into = payload_of_tensor(tensor, writable=True)
         source = None if src is None else self._job_rank(src)
         return self._endpoint.irecv_into(into, source, tag, group=self._group, strict=True)
+
+    def _timeout_s(self) -> float:
+        return self.membership.timeout.total_seconds()
 
     def _job_rank(self, group_rank: int) -> int:
         members = self.membership.members

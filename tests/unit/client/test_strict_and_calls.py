@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from proxyd.wire import client as wire
-from proxyd_client import Endpoint, MismatchError, ProxydError, TransferCancelled, TransferFailed
+from proxyd_client import ClosedError, Endpoint, MismatchError, ProxydError, TransferCancelled, TransferFailed
 from proxyd_client.buffers import Bytes, Payload
 from proxyd_client.calls import Calls
 from proxyd_client.matching import Matcher, Posted
@@ -233,3 +233,30 @@ def test_a_writable_message_is_copied_where_it_is_written_to_and_only_there(
     message = receiver.recv(0, timeout_s=20)
     assert np.array_equal(message.array, sent)
     assert message.data.readonly
+
+
+@pytest.mark.parametrize("count", [3, 5 * MIB])
+def test_a_closed_group_gives_up_its_receives_and_drops_what_comes(
+    pair: tuple[Endpoint, Endpoint], agent: FakeAgent, count: int
+) -> None:
+    sender, receiver = pair
+    early = sender.isend(np.ones(count, np.uint8), 1, tag=1, group="old")
+    receiver.irecv_into(np.zeros(count, np.uint8), 0, tag=2, group="other")
+    posted = [
+        receiver.irecv_into(np.zeros(count, np.uint8), 0, tag=9, group="old"),
+        receiver.irecv(None, 9, group="old"),
+    ]
+    sender.link_state(1)
+    receiver.link_state(0)  # the first message has been offered by now
+    receiver.close_group("old")
+    for handle in posted:
+        with pytest.raises(ClosedError, match="its group was closed"):
+            handle.wait(20)
+    late = sender.isend(np.ones(count, np.uint8), 1, tag=9, group="old")
+    early.wait(20)
+    late.wait(20)
+    for _ in range(2):  # what came with the first answer was released behind the first question
+        receiver.link_state(0)
+    assert agent.count(wire.Release) == 2
+    sender.isend(np.full(count, 7, np.uint8), 1, tag=9, group="new")
+    assert receiver.recv(0, 9, group="new", timeout_s=20).array[0] == 7
