@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench torch-allreduce": ("proxyd.cli.bench_torch_allreduce", "a sum over the ranks of two sites, beside gloo"),
     "bench torch-local": ("proxyd.cli.bench_torch_local", "send and recv between two ranks on one host, beside gloo"),
     "bench ways": ("proxyd.cli.bench_ways", "far coordinators, both directions at once, urgent messages"),
+    "bench predict": ("proxyd.cli.bench_predict", "how well a receiver knows when a tensor will be there"),
     "simulate link": ("proxyd.cli.simulate_link", "a link that changes, simulated: use, queue, loss, completion times"),
     "simulate faults": ("proxyd.cli.simulate_faults", "crashes, cuts and partitions, simulated: nothing may be lost"),
     "simulate scale": ("proxyd.cli.simulate_scale", "1,000 agents at once, and an hour of 64: how long it takes"),

@@ -6,9 +6,12 @@ agent hears when to expect it, before there is a transfer that could be named: F
 Theory of the prediction. A link under grants serves one message after the other, so when one ends is known once three
 things are: when it will be there to send, when the link is free for it, and the link's rate::
 
-    starts   = max(ready, the link is free)         free: what the coordinator says waits, or, if that takes longer,
-    finishes = starts + bytes / rate + one way            what this agent still has to send; then what it announced
-                                                          with an earlier time, one after the other
+    starts = max(ready, the link is free)      free: what the coordinator says waits, or, if that takes longer, what
+    leaves = starts + bytes / rate                   this agent still has to send; then what it announced with an
+                                                     earlier time, one after the other
+
+The last byte arrives one way after it has left, and the word of it one way after it was said: the receiver counts what
+it is told, ``leaves``, from when it hears it.
 
 It is told once, and again by EXPECT when the message has been posted and has its place in the queue. What others will
 announce is not in it: of all predictions it is the least certain, and says so (``uncertainty_ns``).
@@ -117,8 +120,8 @@ class Announcer:
         due = self._due[book.link]
         place = due.index(plan)
         for before in due[max(0, place - MOST_BEFORE) : place + 1]:
-            free_ns = max(free_ns, before.ready_ns) + before.nbytes * NANOS // rate
-        self._tell(plan, max(1, free_ns - now_ns + book.one_way_ns))
+            free_ns = max(free_ns, before.ready_ns) + book.lasts_ns(before.peer, before.nbytes, rate)
+        self._tell(plan, max(1, free_ns - now_ns))
 
     def _tell(self, plan: Plan, finish_in_ns: int) -> None:
         peer = self._peers.get(plan.peer)

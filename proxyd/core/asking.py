@@ -17,7 +17,7 @@ from proxyd.core.announcing import Ahead
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator
 from proxyd.core.events import SendProgress
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
-from proxyd.core.linkbook import HeldGrant, LinkBook, PeerCounts
+from proxyd.core.linkbook import NANOS, HeldGrant, LinkBook, PeerCounts
 from proxyd.core.messages import (
     CancelRequest,
     Grant,
@@ -281,7 +281,10 @@ class Asking:
         if out is None or out.link is None:
             return
         if message.finishes_in_ns:
-            self.telling.expect(out, message.finishes_in_ns + self.book(out.link).one_way_ns, now_ns)
+            book = self.book(out.link)
+            rate = out.need_bytes * NANOS // max(1, message.finishes_in_ns - message.starts_in_ns)
+            leaves_in_ns = message.starts_in_ns + book.lasts_ns(out.peer, out.need_bytes, rate)
+            self.telling.expect(out, leaves_in_ns, book.one_way_ns, now_ns)
         self.telling.state(out, max(0, out.expected_finish_ns - now_ns))
 
     def granted(self, address: str, grant: Grant, now_ns: int) -> None:

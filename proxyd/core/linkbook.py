@@ -501,11 +501,15 @@ class LinkBook:
         backlog = self.backlog_bytes()
         if not backlog:
             return 0
-        counts = self.peers.get(self.turn) if self.turn is not None else None
+        return self.lasts_ns(self.turn, backlog, self._rate())
+
+    def lasts_ns(self, peer: AgentName | None, nbytes: int, rate_bytes_per_s: int) -> int:
+        """How long so much for a peer takes to leave at a pace, through the TCP windows that it has now."""
+        counts = self.peers.get(peer) if peer is not None else None
         if counts is None or not counts.window_bytes:
-            return backlog * NANOS // self._rate()
+            return nbytes * NANOS // max(1, rate_bytes_per_s)
         rtt_ns = counts.srtt_ns or counts.min_rtt_ns
-        return leaving_ns(backlog, self._rate(), counts.window_bytes, rtt_ns, counts.window_grows)
+        return leaving_ns(nbytes, max(1, rate_bytes_per_s), counts.window_bytes, rtt_ns, counts.window_grows)
 
     def _reckon(self, now_ns: int) -> None:
         waits_ns = max(0, self.grants[0].start_ns - now_ns) if self.grants else 0

@@ -8,6 +8,11 @@ from proxyd.core.transfer import PHASES, Outgoing
 from proxyd.wire import peer as wire
 from proxyd.wire.client import SendPhase
 
+LEAST_MOVE_NS = 5_000_000
+MOVE_SHARE = 8
+"""A prediction is told anew when it moved by 5 ms and an eighth of what is left: a frame of 80 bytes per slot at most,
+where TCP falls behind the pace all the time."""
+
 
 class Telling:
     """Appends to ``effects``."""
@@ -41,18 +46,22 @@ class Telling:
         rate = max(1, rate_bytes_per_s)
         kernel_bytes = book.backlog_bytes() - book.untaken_bytes
         start_in_ns = max(start_in_ns, (kernel_bytes + before_bytes) * NANOS // rate)
-        finish_in_ns = start_in_ns + (out.untaken_bytes - before_bytes) * NANOS // rate + book.one_way_ns
-        self.expect(out, finish_in_ns, now_ns)
-        self.state(out, finish_in_ns)
+        leaves_in_ns = start_in_ns + book.lasts_ns(out.peer, out.untaken_bytes - before_bytes, rate)
+        self.expect(out, leaves_in_ns, book.one_way_ns, now_ns)
+        self.state(out, leaves_in_ns + book.one_way_ns)
 
-    def expect(self, out: Outgoing, finish_in_ns: int, now_ns: int) -> None:
-        """Predict the arrival in-band, when the prediction moved by more than a quarter of what is left (or 20 ms)."""
+    def expect(self, out: Outgoing, leaves_in_ns: int, one_way_ns: int, now_ns: int) -> None:
+        """Predict the arrival in-band, when the prediction moved by more than an eighth of what is left (or 5 ms).
+
+        The receiver counts from when it hears of it. That is one way later, and so is the arrival of what leaves then.
+        """
         if out.padding:
             return
+        finish_in_ns = leaves_in_ns + one_way_ns
         finish_ns = now_ns + finish_in_ns
         moved_ns = abs(finish_ns - out.expected_finish_ns)
-        if out.peer is None or (out.expected_finish_ns and moved_ns < max(20_000_000, finish_in_ns // 4)):
+        if out.peer is None or (out.expected_finish_ns and moved_ns < max(LEAST_MOVE_NS, finish_in_ns // MOVE_SHARE)):
             return
         out.expected_finish_ns = finish_ns
-        frame = wire.Expect(out.nbytes, finish_in_ns, max(5_000_000, finish_in_ns // 4))
+        frame = wire.Expect(out.nbytes, leaves_in_ns, max(5_000_000, leaves_in_ns // 4))
         self._effects.append(ToPeer(out.peer, False, out.transfer, frame))

@@ -276,8 +276,8 @@ class Fail:
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Prediction, sent when its place is known, at the first grant and on change: all of it will be there in
-    ``finish_in_ns``."""
+    """Prediction, sent when its place is known, at the first grant and on change: all of it will be there
+    ``finish_in_ns`` after this frame."""
 
     TYPE = 12
     nbytes: int = u64()
@@ -289,7 +289,8 @@ class Expect:
 class Foretell:
     """Prediction of a message that was announced and has not been posted: there is no transfer yet that could be named.
 
-    ``number`` names the announcement among those of the sending agent. ``finish_in_ns`` 0: it was withdrawn.
+    ``number`` names the announcement among those of the sending agent. ``finish_in_ns`` counts from this frame; 0:
+    it was withdrawn.
     """
 
     TYPE = 21

@@ -54,3 +54,15 @@ def test_bench_ways_with_a_far_coordinator_and_urgent_messages(tmp_path: Path) -
     assert small["messages"] > 0
     # It crossed the link: one way at least.
     assert small["p50_seconds"] >= 0.01
+
+
+def test_bench_predict(tmp_path: Path) -> None:
+    out = tmp_path / "predict.json"
+    options = f"--rate 40Mbit --rtt 20ms --buffer 1bdp --cases 1x256KiB --messages 5 --out {out}"
+    assert main(["bench", "predict", *options.split()]) == 0
+    [case] = json.loads(out.read_text())["cases"]
+    assert case["took_p50_s"] >= 0.05
+    for moment in ("announce", "grant", "half-way"):
+        figures = case["moments"][moment]
+        assert figures["predicted"] == 5, moment
+        assert figures["relative_p50"] < 1, "it is no guess: 0.1 on a quiet machine"
