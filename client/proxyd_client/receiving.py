@@ -211,7 +211,7 @@ class Receiver:
             incoming.link = self.core.link
             incoming.offers += 1
             if frame.arena:
-                self._place(incoming, frame.arena, frame.offset)
+                self._place(incoming, frame.arena, frame.offset, frame.landed_bytes)
             self._advance(incoming)
             return
         if incoming is not None or not self._knowledge.offered(frame.envelope.src_rank, frame.transfer):
@@ -221,7 +221,7 @@ class Receiver:
         incoming = Incoming(frame.transfer, frame.envelope, link=self.core.link)
         incoming.finish_at_ns = self.forecast.offered(frame.transfer, frame.envelope)
         if frame.arena:
-            self._place(incoming, frame.arena, frame.offset)
+            self._place(incoming, frame.arena, frame.offset, frame.landed_bytes)
         self._incoming[frame.transfer] = incoming
         if not frame.envelope.nbytes:
             self._knowledge.delivered(frame.envelope.src_rank, frame.transfer)
@@ -241,12 +241,15 @@ class Receiver:
         incoming = self._incoming.get(TransferId(frame.incarnation, frame.sequence))
         if incoming is None or frame.nbytes <= incoming.landed_bytes:
             return
-        if frame.nbytes > incoming.envelope.nbytes or not incoming.arena:
-            raise WireError(f"{frame.nbytes} bytes of transfer {incoming.transfer} landed, more than it has room for")
-        incoming.landed_bytes = frame.nbytes
+        self._landed(incoming, frame.nbytes)
+        self._advance(incoming)
+
+    def _landed(self, incoming: Incoming, nbytes: int) -> None:
+        if nbytes > incoming.envelope.nbytes or not incoming.arena:
+            raise WireError(f"{nbytes} bytes of transfer {incoming.transfer} landed, more than it has room for")
+        incoming.landed_bytes = nbytes
         if incoming.complete:
             self._knowledge.delivered(incoming.envelope.src_rank, incoming.transfer)
-        self._advance(incoming)
 
     def data_target(self, frame: RecvData, payload_bytes: int) -> memoryview | None:
         """Where the payload of a RECV_DATA goes (TCP); None for a transfer that is no longer known."""
@@ -419,12 +422,14 @@ class Receiver:
         for mapping in self._arenas.values():
             mapping.forget_pages(0, mapping.size_bytes)
 
-    def _place(self, incoming: Incoming, arena: int, offset: int) -> None:
+    def _place(self, incoming: Incoming, arena: int, offset: int, landed_bytes: int = 0) -> None:
         mapping = self._arenas.get(arena)
         if mapping is None:
             raise WireError(f"transfer {incoming.transfer} lies in arena {arena}, which was never granted")
         mapping.block(offset, incoming.envelope.nbytes)  # validates
         incoming.mapping, incoming.arena, incoming.offset, incoming.accepted = mapping, arena, offset, True
+        if landed_bytes:
+            self._landed(incoming, landed_bytes)
 
     def _settle(self, outcome: Outcome) -> None:
         for posted, incoming, reason in outcome.misfits:

@@ -73,6 +73,7 @@ class Incoming:
     source_arena: Arena | None = None
     """Set for a message from another local trainer: the arena that is handed over."""
     landed_bytes: int = 0
+    offered_bytes: int = 0
     accepted: bool = False
     forwarded_bytes: int = 0
     """TCP clients: what was queued to it."""
@@ -423,6 +424,7 @@ class ClientSession:
                 min(post.deadline_in_ns, MAX_DURATION_NS),
                 again=post.again,
                 dst_incarnation=post.dst_incarnation,
+                handed_over=self.shared_memory and self._hub.hand_over_ahead(transfer, envelope, filled_bytes),
             )
         )
 

@@ -24,6 +24,7 @@ from proxyd.core.effects import (
     Chunk,
     CloseClient,
     DropPeer,
+    FreeBlock,
     TellForetold,
     TellPeerGone,
     TellPeerHere,
@@ -341,8 +342,11 @@ class AgentMachine:
             out = Outgoing(event.transfer, envelope, now_ns, event.filled_bytes, peer=self.config.agent)
             out.step(SendInput.HANDED_OVER)
             self.sender.transfers[event.transfer] = out
-            self.receiver.handed_over(event.transfer, envelope, event.dst_incarnation)
+            placed_bytes = event.filled_bytes if event.handed_over else None
+            self.receiver.handed_over(event.transfer, envelope, event.dst_incarnation, placed_bytes=placed_bytes)
             return
+        if event.handed_over:
+            self._effects.append(FreeBlock(event.transfer, envelope.destination))
         self.sender.post(
             event.transfer,
             envelope,

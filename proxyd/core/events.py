@@ -122,6 +122,8 @@ class SendPosted:
     """It was posted to an earlier life of this agent before: the receiver may have parts of it, or all."""
     dst_incarnation: int = 0
     """The only life of the receiver that may get it; 0: whichever is there."""
+    handed_over: bool = False
+    """The receiver is a trainer of this agent and has the block already: no AllocateBlock is to follow."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -149,10 +149,13 @@ class Receiver:
             source = self._sources[peer] = _Source()
         return source
 
-    def handed_over(self, transfer: TransferId, envelope: Envelope, dst_incarnation: int = 0) -> None:
+    def handed_over(
+        self, transfer: TransferId, envelope: Envelope, dst_incarnation: int = 0, *, placed_bytes: int | None = None
+    ) -> None:
         """A message between two trainers of this agent: its block is handed over.
 
         :param dst_incarnation: the only life of the receiver that may get it; 0: the one that is there.
+        :param placed_bytes: the receiver has the block, and this much of it is filled; None: it is yet to get it.
         """
         incarnation = self.clients.get(envelope.destination, 0)
         pair = pair_of(transfer, envelope, dst_incarnation or incarnation)
@@ -161,19 +164,30 @@ class Receiver:
         if (known := self.transfers.get(transfer)) is not None:
             code, problem = ErrorCode.PROTOCOL, f"{envelope.describe()}: {_clash_of(known)}"
         elif fate is Fate.DELIVERED:
-            self.ended_local.append(transfer)
+            self._not_taken_over(transfer, envelope, placed_bytes)
             self.effects.append(TellSendDone(envelope.source, transfer))
             return
         elif problem is None and dst_incarnation not in (0, incarnation):
             problem = f"{envelope.describe()}: {envelope.destination} {OTHER_LIFE}"
         if problem is not None:
-            self.ended_local.append(transfer)
+            self._not_taken_over(transfer, envelope, placed_bytes)
             self.effects.append(TellSendFailed(envelope.source, transfer, code, problem, 0))
             return
         incoming = Incoming(transfer, envelope, None, LOCAL_CHUNK_BYTES, eager=True)
         incoming.dst_incarnation = incarnation
+        if placed_bytes is not None:
+            incoming.allocated()
+            incoming.step(RecvInput.ALLOCATED)
+            incoming.landed_bytes = min(placed_bytes, incoming.nbytes)
+            if incoming.complete:
+                incoming.step(RecvInput.COMPLETE)
         self.past.begins(pair, transfer.sequence)
         self._take_in(incoming)
+
+    def _not_taken_over(self, transfer: TransferId, envelope: Envelope, placed_bytes: int | None) -> None:
+        self.ended_local.append(transfer)
+        if placed_bytes is not None:
+            self.effects.append(FreeBlock(transfer, envelope.destination))
 
     def _take_in(self, incoming: Incoming) -> None:
         envelope = incoming.envelope
@@ -183,7 +197,7 @@ class Receiver:
             # Empty: complete as it is, delivered in order, without memory or a slot.
             incoming.allocated()
             incoming.step(RecvInput.ALLOCATED)
-        elif incoming.eager:
+        elif incoming.eager and not incoming.has_memory:
             self._allocate(incoming)
         self._tell_in_order(envelope)
 

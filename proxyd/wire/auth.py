@@ -35,3 +35,13 @@ def mac_is_right(token: bytes, role: str, challenge: bytes, nonce: bytes, identi
     if not token:
         return True
     return macs_are_equal(token_mac(token, role, challenge, nonce, identity), mac)
+
+
+def hello_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, job: str, rank: int, incarnation: int) -> bytes:
+    """MAC of ``Hello``: the client proves that it holds the token, for this identity and these nonces."""
+    return token_mac(token, "dial", agent_nonce, client_nonce, f"client {job}/{rank} {incarnation:016x}")
+
+
+def welcome_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, site: str, agent_name: str) -> bytes:
+    """MAC of ``Welcome``: the agent proves it too, so that nobody else can pose as it."""
+    return token_mac(token, "accept", agent_nonce, client_nonce, f"agent {site}/{agent_name}")

@@ -48,7 +48,9 @@ import enum
 import struct
 from typing import Any, TypeAlias, get_args
 
-from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES, token_mac
+from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES
+from proxyd.wire.auth import hello_mac as hello_mac
+from proxyd.wire.auth import welcome_mac as welcome_mac
 from proxyd.wire.codec import (
     WireError,
     blob,
@@ -330,6 +332,8 @@ class Offered:
     envelope: Envelope = nested(Envelope)
     arena: int = u32()
     offset: int = u64()
+    landed_bytes: int = u64(0)
+    """So much is in place already, as if LANDED followed."""
 
     @property
     def transfer(self) -> TransferId:
@@ -520,16 +524,6 @@ Frame: TypeAlias = (
 
 FRAMES: dict[int, type[Any]] = {cls.TYPE: cls for cls in get_args(Frame)}
 _WITH_PAYLOAD = frozenset({SendData.TYPE, RecvData.TYPE})
-
-
-def hello_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, job: str, rank: int, incarnation: int) -> bytes:
-    """MAC of ``Hello``: the client proves that it holds the token, for this identity and these nonces."""
-    return token_mac(token, "dial", agent_nonce, client_nonce, f"client {job}/{rank} {incarnation:016x}")
-
-
-def welcome_mac(token: bytes, agent_nonce: bytes, client_nonce: bytes, site: str, agent_name: str) -> bytes:
-    """MAC of ``Welcome``: the agent proves it too, so that nobody else can pose as it."""
-    return token_mac(token, "accept", agent_nonce, client_nonce, f"agent {site}/{agent_name}")
 
 
 def encode(frame: Frame, payload_bytes: int = 0) -> bytes:

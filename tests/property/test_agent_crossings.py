@@ -159,12 +159,17 @@ class Host:
             self.short.add(effect.endpoint)
             self.queue.append(ev.BlockDenied(effect.transfer, "full", False))
         else:
-            nbytes = 0 if effect.local_source else effect.nbytes
             if effect.local_source:
-                self.handed_over.add(effect.transfer)
-            self.blocks[effect.transfer] = (effect.endpoint, nbytes)
-            self.used[effect.endpoint] += nbytes
+                self.hand_over(effect.transfer, effect.endpoint)
+            else:
+                self.blocks[effect.transfer] = (effect.endpoint, effect.nbytes)
+                self.used[effect.endpoint] += effect.nbytes
             self.queue.append(ev.BlockAllocated(effect.transfer, 1, 4096))
+
+    def hand_over(self, transfer: TransferId, receiver: EndpointName) -> None:
+        """A local sender's block is the receiver's, too; also before the machine asks for it."""
+        self.handed_over.add(transfer)
+        self.blocks[transfer] = (receiver, 0)
 
     def pump(self, peer: AgentName) -> None:
         connection = self.world.connection(self.name, peer)
@@ -289,7 +294,10 @@ class World:
         envelope = Envelope("j", trainer.endpoint.rank, rank, "", 0, self.random.randrange(3), nbytes, "", ())
         if filled < nbytes:
             trainer.unfilled[transfer] = (filled, nbytes)
-        host.put(ev.SendPosted(transfer, envelope, filled))
+        ahead = nbytes > 0 and trainer.sequence % 2 == 1 and envelope.destination in host.trainers
+        if ahead:
+            host.hand_over(transfer, envelope.destination)
+        host.put(ev.SendPosted(transfer, envelope, filled, handed_over=ahead))
 
     def fill(self) -> None:
         if (found := self.a_trainer()) is None or not found[1].unfilled:

@@ -15,6 +15,7 @@ from proxyd.core import events as ev
 from proxyd.core.agent import AgentConfig, AgentMachine
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import AgentHello
+from proxyd.core.receiving import LOCAL_CHUNK_BYTES
 from proxyd.sim.faults import invariants
 from proxyd.sim.faults.peers import WELCOME, PeerConnection, PeerLink
 from proxyd.sim.faults.plan import MS, SECOND
@@ -186,6 +187,8 @@ class AgentLife(Life):
         self._busy = True
         while self._events and self.alive:
             event = self._events.popleft()
+            if isinstance(event, ev.SendPosted):
+                event = self._handed_over_ahead(event)
             self.world.note(self.name, event)
             for effect in self.machine.handle(event, self.host.now_ns):
                 self.world.note(self.name, effect)
@@ -373,6 +376,16 @@ class AgentLife(Life):
             self.blocks[transfer] = Block(effect.endpoint, nbytes, effect.chunk_bytes, effect.local_source)
             self.used_bytes += nbytes
             self.emit(ev.BlockAllocated(transfer, 1, 4096))
+
+    def _handed_over_ahead(self, event: ev.SendPosted) -> ev.SendPosted:
+        """Every other message between trainers of this agent; the rest is handed over when the machine asks."""
+        transfer, receiver = event.transfer, event.envelope.destination
+        if not event.envelope.nbytes or transfer.sequence % 2 or transfer in self.blocks:
+            return event
+        if receiver not in self.attached_trainers:
+            return event
+        self.blocks[transfer] = Block(receiver, 0, LOCAL_CHUNK_BYTES, True)
+        return dataclasses.replace(event, handed_over=True)
 
     def _free(self, effect: ef.FreeBlock) -> None:
         block = self.blocks.pop(effect.transfer, None)

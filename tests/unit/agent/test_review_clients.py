@@ -19,7 +19,7 @@ from proxyd.agent.client_session import ClientSession, Credentials
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.handshake import Identity
 from proxyd.core.agent import PathState
-from proxyd.core.effects import AllocateBlock, TellSendDone
+from proxyd.core.effects import AllocateBlock, TellLanded, TellOffered, TellSendDone
 from proxyd.core.events import (
     AgentEvent,
     BlockAllocated,
@@ -224,5 +224,37 @@ def test_a_connection_that_ended_is_freed_at_once(way: str, monkeypatch: pytest.
             assert session() is None, gc.get_referrers(session())
         finally:
             gc.enable()
+
+    play(body)
+
+
+def test_a_block_is_handed_over_ahead_only_to_who_has_seen_its_arena() -> None:
+    """Whether it may see it, and can be passed it, was found out then."""
+
+    async def body(rig: Rig) -> None:
+        sender, receiver, stranger = Trainer(rig.hub), Trainer(rig.hub), Trainer(rig.hub, uid=2000)
+        for rank, trainer in enumerate((sender, receiver, stranger)):
+            await trainer.hello(rank, 10 + rank)
+        arena = next(f for f in sender.heard(wire.ArenaGranted) if isinstance(f, wire.ArenaGranted) and f.kind == 1)
+        for sequence, rank in enumerate((1, 2, 3, 1, 2), 1):
+            offset = 4096 * sequence
+            await sender.say(wire.PostSend(sequence, envelope(0, rank, 100), arena.arena, offset, 100))
+            effect = AllocateBlock(TransferId(10, sequence), EndpointName("j", rank), 100, 1 << 20, True)
+            posted = rig.of(SendPosted)[-1]
+            assert isinstance(posted, SendPosted)
+            assert posted.handed_over == (sequence == 4)
+            if not posted.handed_over:
+                rig.hub.allocate(effect)
+        assert [event.transfer.sequence for event in rig.of(BlockAllocated) if isinstance(event, BlockAllocated)] == [1]
+        for sequence in (1, 4):
+            transfer = TransferId(10, sequence)
+            rig.hub.tell_offered(TellOffered(EndpointName("j", 1), transfer, envelope(0, 1, 100), True))
+            rig.hub.tell_landed(TellLanded(EndpointName("j", 1), transfer, 100))
+        while len(receiver.heard(wire.Offered)) < 2:
+            await receiver.listen()
+        offers = [(f.sequence, f.landed_bytes) for f in receiver.heard(wire.Offered) if isinstance(f, wire.Offered)]
+        assert offers == [(1, 0), (4, 100)]
+        landed = [(f.sequence, f.nbytes) for f in receiver.heard(wire.Landed) if isinstance(f, wire.Landed)]
+        assert landed == [(1, 100)], "an offer that says it all isn't followed by another frame"
 
     play(body)
