@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import struct
@@ -136,8 +137,8 @@ class Trainer:
                 message = self.endpoint.recv(src=self.other, tag=TAG, timeout_s=0.5)
             except TransferTimeout:
                 continue
-            except PeerLost:
-                self.counts["receive PeerLost"] += 1
+            except PeerLost as error:
+                self.counts[f"receive PeerLost: {without_names(error.why)}"] += 1
                 self.heard_error = True
                 time.sleep(0.02)
                 continue
@@ -183,6 +184,11 @@ def trainer_main(arguments: list[str]) -> int:
     print(json.dumps({"counts": trainer.counts, "sent": trainer.acknowledged, "seen": seen}), flush=True)
     trainer.endpoint.close(0.0)
     return 0
+
+
+def without_names(why: str) -> str:
+    """An error's cause without what differs from time to time: the same ones are counted together."""
+    return re.sub(r"[0-9a-f.]*[0-9][0-9a-f.]*", "#", why)[:160]
 
 
 # -- who starts, kills and watches them --------------------------------------------------------------------------------
@@ -425,6 +431,11 @@ def soak(seconds: float, seed: int, kinds: list[str], load: Load) -> tuple[dict[
     for name in ("wrong", "lost", "repeated or out of order", "stuck"):
         if run.counts[name]:
             problems.append(f"{run.counts[name]} messages were {name}")
+    if "trainers" not in kinds:
+        # No sender's life has ended, but in order, when all was over.
+        for name, count in run.counts.items():
+            if name.startswith("receive PeerLost") and not name.endswith(": closed by its owner"):
+                problems.append(f"{count} times: {name}, and no trainer was killed")
     for value, what in (
         (outstanding, "bytes are granted and never delivered"),
         (violations, "windows were exceeded"),
@@ -469,6 +480,8 @@ def main() -> int:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(figures, indent=1) + "\n")
     print(f"{figures['messages']} messages, {figures['bytes'] / 1e9:.2f} GB, kills: {figures['kills']}")
+    for name, count in figures["counts"].items():
+        print(f"  {count} {name}")
     for name, daemon in figures["daemons"].items():
         rss, fds = daemon["rss_anon_bytes"], daemon["fds"]
         step = max(1, len(rss) // 6)

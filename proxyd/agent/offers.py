@@ -12,11 +12,11 @@ from collections import OrderedDict
 
 from proxyd.core.ids import TransferId
 
-PAGE_BITS = 12
-"""4,096 messages of one sender to a page of 512 bytes."""
-PAGES = 1024
-"""Half a megabyte for a peer: 64 trainers there with 65,536 numbers each. A chunk of a message that is forgotten is
-held for an offer that came long ago: a delay, and the chunk is asked for again where it is wanted."""
+PAGE_BITS = 9
+"""512 messages of one sender to a page: 64 bytes, and some 280 around them. A sender's next life begins another one."""
+PAGES = 2048
+"""0.7 MiB for a peer: 16 trainers there with 65,536 numbers each. A chunk of a message that is forgotten is held for an
+offer that came long ago: a delay, and the chunk is asked for again where it is wanted."""
 
 
 class OfferMemory:

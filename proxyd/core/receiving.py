@@ -553,7 +553,7 @@ class Receiver:
                 for incoming in self._unfinished(peer):
                     if incoming.connection != source.connection:
                         self._lost(incoming, peer, f"agent {peer} has not gone on with it in time ({source.reason})")
-        if self.past.awaited:
+        if self.past.awaited or now_ns >= self.past.turns_ns:
             self.past.tick(now_ns)
 
     def _lost(self, incoming: Incoming, peer: AgentName, why: str) -> None:

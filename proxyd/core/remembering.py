@@ -1,6 +1,7 @@
 """What a receiving agent keeps in mind of messages that have ended, and of those that its trainers still await.
 
-What has ended is in a :class:`~proxyd.wire.fence.Fence` for each pair of lives, so that nothing is delivered twice.
+What has ended is in a :class:`~proxyd.wire.fence.Fence` for each pair of lives, so that nothing is delivered twice. A
+pair is forgotten when nothing of it can come back any more.
 
 When this agent itself was started again, its trainers say what they know (:meth:`Memory.resumed`). A message that one
 of them still awaits is taken in like a new one. It fails when
@@ -14,7 +15,6 @@ of them still awaits is taken in like a new one. It fails when
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from proxyd.core.effects import AgentEffect, TellRecvFailed
@@ -24,8 +24,13 @@ from proxyd.wire.envelope import Envelope, ErrorCode
 from proxyd.wire.fence import Fence
 
 MAX_FENCES = 65536
-"""Pairs of lives whose past is kept in mind, the least recently used go first: more than any agent has trainers and
-peers at a time."""
+"""Pairs of lives whose past is kept in mind, those that were not used for longest go first: more than any agent has
+trainers and peers at a time."""
+FORGET_NS = 10 * 60 * 1_000_000_000
+"""A pair that was not used for so long (or four times ``peer_timeout``, where that is more) is forgotten: it takes some
+600 bytes, and in a week of restarts there are many. What was delivered is acknowledged within seconds, or the
+connection breaks; and after a break a sender offers again within its ``peer_timeout``, or never. So nothing comes back
+that late."""
 RETURN_NS = 4_000_000_000
 """How long another life of a peer has to offer again what an earlier one had under way."""
 
@@ -46,7 +51,13 @@ class Memory:
         self._clients = clients
         self._effects = effects
         self._peer_timeout_ns = peer_timeout_ns
-        self._fences: OrderedDict[Pair, Fence] = OrderedDict()
+        self._fences: dict[Pair, Fence] = {}
+        """Those that were used since ..."""
+        self._earlier: dict[Pair, Fence] = {}
+        """... and those that were used in the time before that."""
+        self.turns_ns = 0
+        """When :meth:`tick` is to move them on."""
+        self._forget_ns = max(FORGET_NS, 4 * peer_timeout_ns)
         self.awaited: dict[Pair, int] = {}
         """Pairs of which the destination still awaits messages from before this agent's life, and when those fail."""
 
@@ -54,11 +65,14 @@ class Memory:
         """What has ended between two lives."""
         fence = self._fences.get(pair)
         if fence is None:
-            fence = self._fences[pair] = Fence()
-            if len(self._fences) > MAX_FENCES:
-                self._fences.popitem(last=False)
-        self._fences.move_to_end(pair)
+            fence = self._fences[pair] = self._earlier.pop(pair) if pair in self._earlier else Fence()
+            if len(self._fences) >= MAX_FENCES // 2:
+                self._turn()
         return fence
+
+    def _turn(self) -> None:
+        """Whatever isn't used until the next turn is forgotten then."""
+        self._earlier, self._fences = self._fences, {}
 
     def begins(self, pair: Pair, sequence: int) -> None:
         """A message is taken in: those before it that are still awaited will not come."""
@@ -97,7 +111,10 @@ class Memory:
             del self.awaited[pair]
 
     def tick(self, now_ns: int) -> None:
-        """Fail what was awaited for too long."""
+        """Fail what was awaited for too long; forget what was not used for long."""
+        if now_ns >= self.turns_ns:
+            self.turns_ns = now_ns + self._forget_ns
+            self._turn()
         for pair in [pair for pair, due_ns in self.awaited.items() if due_ns <= now_ns]:
             for sequence in sorted(self.fence(pair).awaited):
                 why = "its sender has not gone on with it in time"

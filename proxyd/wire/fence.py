@@ -21,7 +21,6 @@ highest no end is known. Pure.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Iterable, Set
 
 MAX_FAILURES = 1024
@@ -50,7 +49,7 @@ class Fence:
     def __init__(self, highest: int = 0, failed: Iterable[int] = (), forgotten_to: int = 0) -> None:
         self.highest = highest
         """The highest sequence that was ever offered."""
-        self._failed: OrderedDict[int, None] | None = OrderedDict.fromkeys(failed) or None
+        self._failed: dict[int, None] | None = dict.fromkeys(failed) or None
         self._forgotten_to = forgotten_to
         """Failures up to this sequence may be missing from the list."""
         self._delivered: set[int] | None = None
@@ -93,13 +92,15 @@ class Fence:
     def ended_badly(self, sequence: int) -> None:
         """A message that was under way failed, was refused or was taken back."""
         if self._failed is None:
-            self._failed = OrderedDict()
+            self._failed = {}
         self._failed[sequence] = None
         if self._delivered is not None:
             self._delivered.discard(sequence)
         self._no_longer_awaited(sequence)
         if len(self._failed) > MAX_FAILURES:
-            self._forgotten_to = max(self._forgotten_to, self._failed.popitem(last=False)[0])
+            first = next(iter(self._failed))
+            del self._failed[first]
+            self._forgotten_to = max(self._forgotten_to, first)
 
     def _no_longer_awaited(self, sequence: int) -> None:
         if self._awaited is not None:

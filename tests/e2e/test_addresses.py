@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 
@@ -73,7 +74,10 @@ def has_ipv6() -> bool:
         return False
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this host's loopback")
+@pytest.mark.skipif(
+    not has_ipv6() and os.environ.get("CI") != "true",
+    reason="no IPv6 on this host's loopback (under CI=true it runs and fails)",
+)
 def test_agents_that_have_ipv6_only(start: Callable[..., Net]) -> None:
     net = start(agent={"data_listen": "[::1]:0"})
     assert net.agent("a").data_address.startswith("[::1]:")
