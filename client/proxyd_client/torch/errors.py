@@ -8,10 +8,11 @@ from proxyd_client.errors import ProxydError
 def for_torch(error: ProxydError, what: str) -> ProxydError:
     """The same kind of error, also a RuntimeError, whose text begins with the operation of torch that it ended.
 
-    :param what: ``recv of float32[3] from group rank 1 (global rank 3, site b), tag 0, in group pp``.
+    :param what: ``recv of float32[3] from group rank 1 (global rank 3, site b), tag 0, in group pp``; empty where the
+        error's own text says it.
     """
     details = {name: value for name, value in error.__dict__.items() if name != "what" and not name.startswith("_")}
-    return _kind(type(error))(f"{what}: {error.what}", **details)
+    return _kind(type(error))(f"{what}: {error.what}" if what else error.what, **details)
 
 
 _KINDS: dict[str, type[ProxydError]] = {}

@@ -16,14 +16,16 @@ import torch
 import torch.distributed as dist
 
 from proxyd_client.errors import ArgumentError
+from proxyd_client.torch.collectives import Team
 from proxyd_client.torch.membership import Membership, Options, join
+from proxyd_client.torch.operations import Collectives
 from proxyd_client.torch.p2p import PointToPoint
 from proxyd_client.torch.works import TensorWork
 
 BACKEND_NAME = "proxyd"
 
 
-class ProcessGroupProxyd(dist.ProcessGroup):
+class ProcessGroupProxyd(Collectives, dist.ProcessGroup):
     """One group. Made by torch through :func:`register`; or directly, from a store."""
 
     def __init__(
@@ -42,6 +44,7 @@ class ProcessGroupProxyd(dist.ProcessGroup):
         self.inner = _inner_group(store, self.membership)
         for device in self.inner._device_types:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self.inner._get_backend(device))
+        self.begin_collectives(_team(store, self.membership) if len(self.membership.sites) > 1 else None)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -63,10 +66,12 @@ class ProcessGroupProxyd(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """End it; what is under way fails, after sends have had the agent's linger time."""
+        self.end_collectives("it was destroyed")
         self.membership.leave()
 
     def abort(self) -> None:
         """End it at once."""
+        self.end_collectives("it was aborted")
         self.membership.leave(0.0)
 
     # -- point to point ----------------------------------------------------------------------------------------------
@@ -84,43 +89,6 @@ class ProcessGroupProxyd(dist.ProcessGroup):
         return self.p2p.receive(_only(tensors), None, tag)
 
 
-def _collective(name: str) -> Any:
-    def collective(self: ProcessGroupProxyd, *args: Any, **kwargs: Any) -> Any:
-        if len(self.membership.sites) > 1:
-            raise NotImplementedError(f"{name} across sites")
-        return getattr(self.inner, name)(*args, **kwargs)
-
-    collective.__name__ = name
-    return collective
-
-
-for _name in (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-):
-    setattr(ProcessGroupProxyd, _name, _collective(_name))
-
-
 def _inner_group(store: Any, membership: Membership) -> dist.ProcessGroup:
     """A plain group of the ranks of this member's site."""
     ranks = next(ranks for ranks in membership.sites if membership.rank in ranks)
@@ -136,6 +104,26 @@ def _inner_group(store: Any, membership: Membership) -> dist.ProcessGroup:
         group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     group._set_group_name(f"proxyd-{membership.name}-{ranks[0]}")
     return group
+
+
+def _team(store: Any, membership: Membership) -> Team:
+    """The members of a group that spans sites."""
+    mates = next(ranks for ranks in membership.sites if membership.rank in ranks)
+    inner = None
+    if len(mates) > 1:
+        # One of its own: closing it ends what the ranks of a site wait for in it, and it closes with its last
+        # reference.
+        prefix = dist.PrefixStore(f"proxyd/collectives/{membership.name}/{mates[0]}", store)
+        inner = dist.ProcessGroupGloo(prefix, mates.index(membership.rank), len(mates), timeout=membership.timeout)
+    return Team(
+        endpoint=membership.endpoint,
+        name=f"{membership.name}/collectives",
+        rank=membership.rank,
+        ranks=[member.rank for member in membership.members],
+        sites=membership.sites,
+        inner=inner,
+        timeout_s=membership.timeout.total_seconds(),
+    )
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

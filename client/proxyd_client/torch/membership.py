@@ -59,6 +59,11 @@ class Options:
     connect_timeout_s: float = 60.0
     """How long to wait for an agent that isn't there yet."""
 
+    @property
+    def _timeout(self) -> None:
+        """torch's DeviceMesh asks all options for the group's timeout; None is torch's default."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Member:

@@ -37,7 +37,7 @@ def payload_of_tensor(tensor: torch.Tensor, *, writable: bool = False, copies: C
     :raises TensorError: a kind that doesn't travel.
     :raises ArgumentError: it is received into, and several of its elements share memory.
     """
-    _check_kind(tensor)
+    check_kind(tensor)
     tensor = tensor.detach()
     if writable and _overlaps(tensor):
         raise ArgumentError(
@@ -115,7 +115,8 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
 
-def _check_kind(tensor: torch.Tensor) -> None:
+def check_kind(tensor: torch.Tensor) -> None:
+    """Raises TensorError for what doesn't travel."""
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"{type(tensor).__name__} is no tensor")
     if tensor.layout is not torch.strided:
