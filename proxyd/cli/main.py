@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench predict": ("proxyd.cli.bench_predict", "how well a receiver knows when a tensor will be there"),
     "simulate link": ("proxyd.cli.simulate_link", "a link that changes, simulated: use, queue, loss, completion times"),
     "simulate faults": ("proxyd.cli.simulate_faults", "crashes, cuts and partitions, simulated: nothing may be lost"),
+    "simulate pipeline": ("proxyd.cli.simulate_pipeline", "a training step across sites, simulated, by schedule"),
     "simulate scale": ("proxyd.cli.simulate_scale", "1,000 agents at once, and an hour of 64: how long it takes"),
     "simulate targets": ("proxyd.cli.simulate_targets", "what a live link must show, each run with its bounds"),
     "healthcheck": ("proxyd.cli.healthcheck", "whether the daemon of a configuration accepts, for probes"),

@@ -1,0 +1,126 @@
+"""Which activation moves to host memory, and when it must start to come back. Pure.
+
+**Out**: when fewer than :data:`FREE_PLACES` places are free, the resident activation that is needed last, if it is
+not needed for longer than two transfers and one compute period: a shorter wait isn't worth two crossings of the bus. A
+slow network makes gradients late, so waits long and places scarce: then much moves. A fast one leaves free places, and
+nothing does.
+
+**Back**: two transfers and two periods before it is needed, the one needed first before others. So the bus may be busy
+with another one, and the prediction a period wrong, and it is still there in time. Whatever was predicted, the next one
+needed comes back whenever there is room: a prediction that is missing or wrong costs time, never the step.
+
+*Needed* is when its B can start. The next B's input is predicted, or it is reckoned from the learned time between an F
+and its gradient; the ones behind it follow at one period each. Without either nothing comes back early except the next
+in line.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proxyd_client.errors import ArgumentError
+from proxyd_client.schedule.worker import Place, StageProgress, Worker
+
+FREE_PLACES = 2
+"""One for the F that is to start, one for what comes back."""
+NOT_BEFORE_NS = 1 << 62
+
+
+class Move(NamedTuple):
+    """One activation across the bus."""
+
+    outwards: bool
+    stage: int
+    micro_batch: int
+    reason: str
+
+
+class Offload:
+    """The policy of one worker with one stage.
+
+    :param host_bytes: most that may lie in host memory; 0: nothing moves.
+    :param transfer_ns: time of one activation across the bus, one way.
+    """
+
+    def __init__(self, host_bytes: int, transfer_ns: int) -> None:
+        if host_bytes < 0 or transfer_ns < 0:
+            raise ArgumentError(
+                f"{host_bytes} bytes of host memory and {transfer_ns} ns per transfer: neither may be below 0"
+            )
+        self.host_bytes = host_bytes
+        self.transfer_ns = transfer_ns
+
+    def needed_ns(self, progress: StageProgress, micro_batch: int, now_ns: int) -> int:
+        """When the B of a micro-batch can start, as far as that can be told; far away when it can't."""
+        first = progress.next[1]
+        period_ns = progress.period_ns
+        if first < progress.arrived[1]:
+            return now_ns + (micro_batch - first) * period_ns
+        said = progress.foretold[1].get(first)
+        if said is not None:
+            first_ns = said[0] - said[1]
+        else:
+            done_ns = progress.forward_done_ns.get(first)
+            if done_ns is None or not progress.round_trip_ns:
+                return NOT_BEFORE_NS
+            first_ns = done_ns + progress.round_trip_ns
+        return max(now_ns, first_ns) + (micro_batch - first) * period_ns
+
+    def out(self, worker: Worker, now_ns: int) -> Move | None:
+        """An activation that should leave now, the way out being free."""
+        progress = self._only(worker)
+        nbytes = progress.stage.activation_bytes
+        if worker.free_bytes >= FREE_PLACES * nbytes or worker.out_bytes + nbytes > self.host_bytes:
+            return None
+        newest = progress.next[0] - 1
+        running = worker.running
+        if running is not None and running.kind == 0 and running.micro_batch == newest:
+            newest -= 1  # its F still writes it
+        floor = progress.next[1]
+        while newest > floor and progress.places.get(newest) != Place.DEVICE:
+            newest -= 1
+        if newest <= floor:
+            return None
+        wait_ns = self.needed_ns(progress, newest, now_ns) - now_ns
+        if wait_ns <= 2 * self.transfer_ns + progress.period_ns:
+            return None
+        said = f"needed in {wait_ns / 1e6:.0f} ms" if wait_ns < NOT_BEFORE_NS // 2 else "nothing says when it is needed"
+        return Move(True, progress.stage.index, newest, f"memory is short, and it is the one needed last: {said}")
+
+    def back(self, worker: Worker, now_ns: int) -> Move | None:
+        """An activation that should come back now, the way in being free."""
+        if not worker.out_bytes:
+            return None
+        progress = self._only(worker)
+        if worker.free_bytes < progress.stage.activation_bytes:
+            return None
+        first = number = progress.next[1]
+        places = progress.places
+        while places.get(number) != Place.OUT:
+            number += 1
+        if number == first:
+            return Move(False, progress.stage.index, number, "its B is the next one")
+        if self.needed_ns(progress, number, now_ns) - now_ns > self.lead_ns(progress):
+            return None
+        # One place stays free for the F that is to start, unless nothing is in the way of this one's B.
+        return Move(False, progress.stage.index, number, "its B is near")
+
+    def lead_ns(self, progress: StageProgress) -> int:
+        """So long before its B an activation starts to come back."""
+        return 2 * self.transfer_ns + 2 * progress.period_ns
+
+    def next_ns(self, worker: Worker, now_ns: int) -> int:
+        """When to ask for :meth:`back` again though nothing happened; 0: no need."""
+        if not worker.out_bytes:
+            return 0
+        progress = self._only(worker)
+        number = progress.next[1]
+        while progress.places.get(number) != Place.OUT:
+            number += 1
+        due_ns = self.needed_ns(progress, number, now_ns) - self.lead_ns(progress)
+        return due_ns if now_ns < due_ns < NOT_BEFORE_NS // 2 else 0
+
+    def _only(self, worker: Worker) -> StageProgress:
+        if len(worker.stages) != 1:
+            raise ArgumentError("offload is for workers with one stage")
+        return next(iter(worker.stages.values()))

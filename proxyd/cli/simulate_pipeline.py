@@ -1,0 +1,122 @@
+"""``proxyd simulate pipeline``: schedules of a training step across sites, beside what no schedule can beat."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxyd.core.errors import EXIT_OK, ConfigError
+from proxyd.core.traces import TRACE_CLASSES
+
+if TYPE_CHECKING:
+    from proxyd.sim.pipeline.model import PipelineModel
+
+PRESET_NAMES = ("L1", "L2", "L3", "10G60", "4G90")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset", choices=PRESET_NAMES, default="L1", help="link of a published setting (default: L1)"
+    )
+    parser.add_argument(
+        "--trace", choices=("constant", *TRACE_CLASSES), default="moderate", help="rate over time (default: moderate)"
+    )
+    parser.add_argument(
+        "--loss-penalty", type=float, default=0.15, metavar="P", help="of n shared connections: 1/(1+P(n-1)) (0.15)"
+    )
+    parser.add_argument("--activations", type=int, default=8, help="held on each device (default: 8)")
+    parser.add_argument("--offload", type=int, default=24, help="more of them, in host memory (default: 24)")
+    parser.add_argument(
+        "--delay", choices=("one-way", "rtt"), default="", help="what the preset's delay is (default: as published)"
+    )
+    parser.add_argument("--stages", type=int, default=8, help="half of them at each site (default: 8)")
+    parser.add_argument("--pipelines", type=int, default=2, help="that share the link (default: 2)")
+    parser.add_argument("--micro-batches", type=int, default=128, help="of each pipeline (default: 128)")
+    parser.add_argument("--speeds", metavar="A,B", default="", help="of the sites' devices, relative, as 1,0.7")
+    parser.add_argument("--systems", metavar="NAMES", default="", help="comma-separated (default: the usual ones)")
+    parser.add_argument("--seed", type=int, default=1, help="where chance begins (default: 1)")
+    parser.add_argument("--out", metavar="FILE", help="write figures and inputs as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="draw 1f1b and proxyd (PNG; needs the 'report' extra)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxyd.sim.pipeline.report import SYSTEMS, experiment
+
+    if args.plot:
+        import matplotlib  # noqa: F401  # missing: said before the run, not after it
+    model = model_of(args)
+    names = tuple(name for name in args.systems.split(",") if name) or SYSTEMS
+    begin_s = time.perf_counter()
+    result = experiment(model, names)
+    took_s = time.perf_counter() - begin_s
+    report = {**result.figures(), "inputs": inputs_of(args, model)}
+    print(title_of(args, model))
+    print(result.table())
+    if args.out:
+        Path(args.out).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if args.plot:
+        from proxyd.cli.simulate_pipeline_picture import draw
+
+        draw(Path(args.plot), title_of(args, model), result)
+    print(f"{len(result.systems)} systems in {took_s:.1f} s", file=sys.stderr)
+    return EXIT_OK
+
+
+def model_of(args: argparse.Namespace) -> PipelineModel:
+    """What the options mean. Raises ConfigError for what they can't."""
+    from proxyd.sim.pipeline.model import preset_model
+
+    try:
+        speeds = tuple(float(one) for one in args.speeds.split(",")) if args.speeds else ()
+    except ValueError as error:
+        raise ConfigError(f"--speeds {args.speeds}: not numbers", next_step="Write 1,0.7") from error
+    return preset_model(
+        args.preset,
+        trace=args.trace,
+        seed=args.seed,
+        activations=args.activations,
+        offload=args.offload,
+        loss_penalty=args.loss_penalty,
+        delay=args.delay,
+        stages=args.stages,
+        pipelines=args.pipelines,
+        micro_batches=args.micro_batches,
+        speeds=speeds,
+    )
+
+
+def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
+    """What the figures depend on, as given and as understood."""
+    wires = {
+        f"{src}->{dst}": {"mean_rate_bytes_per_s": wire.rate.mean_bytes_per_s, "one_way_ns": wire.one_way_ns}
+        for (src, dst), wire in model.wires.items()
+    }
+    return {
+        "preset": args.preset,
+        "trace": args.trace,
+        "seed": args.seed,
+        "loss_penalty": model.loss_penalty,
+        "activations": model.activations,
+        "offload": model.offload,
+        "stages": len(model.stages),
+        "pipelines": model.pipelines,
+        "micro_batches": model.micro_batches,
+        "message_bytes": model.message_bytes,
+        "compute_seconds": model.compute_ns / 1e9,
+        "speeds": args.speeds,
+        "wires": wires,
+    }
+
+
+def title_of(args: argparse.Namespace, model: PipelineModel) -> str:
+    """One line: what was assumed."""
+    wire = model.wires["a", "b"]
+    return (
+        f"{args.preset}, {args.trace}, seed {args.seed}: {wire.rate.mean_bytes_per_s * 8 / 1e9:.4g} Gbit/s, "
+        f"{wire.one_way_ns / 1e6:g} ms one way, {model.pipelines} pipelines of {len(model.stages)} stages, "
+        f"{model.micro_batches} micro-batches of {model.message_bytes >> 20} MiB each way"
+    )

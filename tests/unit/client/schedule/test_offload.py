@@ -1,0 +1,97 @@
+"""What moves to host memory, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxyd_client.errors import ArgumentError
+from proxyd_client.schedule import Kind, Move, Offload, Online, Place, Stage, Task, Worker
+
+MS = 1_000_000
+F, B, W = Kind.F, Kind.B, Kind.W
+
+
+def filled(count: int, memory: int = 4) -> Worker:
+    """A first stage that has run ``count`` F of 10 ms each."""
+    worker = Worker([Stage(0, True, False, 10 * MS, 10 * MS, 10 * MS)], 20, memory)
+    for number in range(count):
+        worker.start(Task(F, 0, number), number * 10 * MS)
+        worker.finish((number + 1) * 10 * MS)
+    return worker
+
+
+def test_nothing_moves_while_there_is_room() -> None:
+    assert Offload(10, 5 * MS).out(filled(2), 30 * MS) is None
+
+
+def test_the_one_needed_last_goes_when_memory_is_short_and_the_gradient_far() -> None:
+    worker, offload = filled(3), Offload(10, 5 * MS)
+    worker.foretell(B, 0, 0, 500 * MS, 0)
+    move = offload.out(worker, 30 * MS)
+    assert move is not None
+    assert (move.outwards, move.micro_batch) == (True, 2)
+    assert "needed in 530 ms" in move.reason
+    near = filled(3)
+    near.foretell(B, 0, 0, 31 * MS, 30 * MS)
+    assert Offload(10, 30 * MS).out(near, 30 * MS) is None, "it would be needed before it is back"
+    assert Offload(0, 5 * MS).out(worker, 30 * MS) is None, "there is no host memory"
+
+
+def test_it_comes_back_before_it_is_needed_and_not_long_before() -> None:
+    worker, offload = filled(3), Offload(10, 5 * MS)
+    worker.foretell(B, 0, 0, 500 * MS, 0)
+    worker.leave(0, 2)
+    assert worker.left(0, 2)
+    assert (worker.held_bytes, worker.out_bytes) == (2, 1)
+    assert offload.back(worker, 30 * MS) is None
+    due_ns = offload.next_ns(worker, 30 * MS)
+    assert due_ns == (500 + 2 * 30 - 2 * 5 - 2 * 30) * MS
+    move = offload.back(worker, due_ns)
+    assert move == Move(False, 0, 2, "its B is near")
+
+
+def test_the_next_one_comes_back_whatever_is_predicted() -> None:
+    worker, offload = filled(1), Offload(10, 5 * MS)
+    worker.leave(0, 0)
+    worker.left(0, 0)
+    assert offload.back(worker, 10 * MS) == Move(False, 0, 0, "its B is the next one")
+    worker.come_back(0, 0)
+    worker.arrived(B, 0, 0, 20 * MS)
+    assert not worker.ready(B, 0), "it is still on its way"
+    worker.came_back(0, 0)
+    assert worker.ready(B, 0)
+
+
+def test_a_b_voids_a_move_that_is_under_way() -> None:
+    worker = filled(1)
+    worker.leave(0, 0)
+    worker.arrived(B, 0, 0, 20 * MS)
+    worker.start(Task(B, 0, 0), 20 * MS)
+    assert not worker.left(0, 0)
+    assert worker.stages[0].places[0] == Place.DEVICE
+    assert (worker.held_bytes, worker.out_bytes) == (1, 0)
+
+
+def test_an_f_leaves_room_for_what_must_come_back() -> None:
+    worker = filled(3)
+    worker.leave(0, 2)
+    worker.left(0, 2)
+    assert Online().decide(worker, 50 * MS).task == Task(F, 0, 3)
+    worker.start(Task(F, 0, 3), 50 * MS)
+    worker.finish(60 * MS)
+    said = Online().decide(worker, 60 * MS)
+    assert said.task is None
+    assert "memory is full (3 of 4 bytes)" in said.reason
+
+
+def test_bad_moves_and_figures_are_refused() -> None:
+    worker = filled(4)
+    with pytest.raises(ArgumentError, match="is not out"):
+        filled(1).come_back(0, 0)
+    with pytest.raises(ArgumentError, match="is not device"):
+        worker.leave(0, 7)
+    with pytest.raises(ArgumentError, match="neither may be below 0"):
+        Offload(-1, 0)
+    two = Worker([Stage(0, True, False), Stage(1, False, True)], 4, 2)
+    with pytest.raises(ArgumentError, match="one stage"):
+        Offload(10, 1).out(two, 0)
