@@ -28,6 +28,22 @@ def test_the_pipeline_example_learns_the_same_through_proxyd(tmp_path: Path) -> 
         assert way["tokens_per_s"] > 0
 
 
+def test_the_data_parallel_example_sends_gradients_once_per_site(tmp_path: Path) -> None:
+    out = tmp_path / "example.json"
+    place = ["--ranks", "2", "--steps", "3", "--ways", "proxyd", "--out", str(out)]
+    assert main(["example", "data-parallel", *place, "--", "--layers", "1", "--sequences", "2"]) == 0
+    ours = json.loads(out.read_text())["ways"]["proxyd"]
+    assert ours["losses"][-1] < ours["losses"][0]
+    # Embedding, positions, one block, head.
+    width, vocabulary, context = 128, 256, 128
+    parameters = 2 * vocabulary * width + context * width + 12 * width * width
+    least = 3 * 2 * 4 * parameters
+    assert ours["wan_bytes"] > least
+    # The ranks' meeting, the agents' own words and what warms their connections come on top; four ranks of a ring would
+    # have sent half as much again.
+    assert ours["wan_bytes"] < 1.4 * least + 3_000_000
+
+
 def test_the_pipeline_benchmark_compares_ways(tmp_path: Path) -> None:
     out = tmp_path / "pipeline.json"
     size = ["--ratios", "0.5", "--iterations", "2", "--microbatches", "4", "--forward", "4ms"]
