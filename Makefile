@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # CI runs the tests that need torch too; elsewhere they skip, because torch is large. WITH_TORCH=1 asks for it.
 WITH_TORCH ?= $(if $(filter true,$(CI)),1,)
 comma := ,
-TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch)
+TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch$(comma)suites)
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 

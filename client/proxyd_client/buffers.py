@@ -157,7 +157,7 @@ def payload_of(
     name = dtype_name(array.dtype if dtype is None else dtype)
     data: Bytes = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
     if dtype is None and shape is None:
-        return Payload(data, name, array.shape)
+        return Payload(data, name, tuple(int(extent) for extent in array.shape))
     return Payload(data, name, _checked_shape(name, int(data.size), shape, array))
 
 

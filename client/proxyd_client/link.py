@@ -29,7 +29,6 @@ _READ_FRAMES_BYTES = 16 << 10  # over a Unix socket there are only small frames
 _READS_PER_TURN = 8
 _PARTS_PER_WRITE = 64
 _MOST_LATE = 16
-_CTRUNC = int(socket.MSG_CTRUNC)  # arithmetic with an enum's member is Python code
 _INT_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PASSED_FDS * _INT_BYTES)
 
@@ -64,25 +63,12 @@ class Link:
 
         A broken connection is noticed by the reader, which sees it whatever the state of the writes.
         """
-        data = encode(frame, len(payload) if payload is not None else 0)
+        parts = [memoryview(encode(frame, len(payload) if payload is not None else 0))]
+        if payload is not None:
+            parts.append(payload)
         with self._lock:
-            if payload is not None:
-                self._write([memoryview(data), payload, *self._take_late()])
-            elif self._out or self._closed or os.getpid() != self._pid:
-                self._write([memoryview(data), *self._take_late()])
-            else:
-                self._write_at_once(b"".join((data, *self._take_late())) if self._late else data)
-        if self._late:
-            self._write_late()
-
-    def _write_at_once(self, data: bytes) -> None:
-        """The usual case, in few steps: nothing is queued, and the socket takes all of it."""
-        try:
-            sent = self._sock.send(data, socket.MSG_NOSIGNAL)
-        except OSError:
-            sent = 0
-        if sent < len(data):
-            self._write([memoryview(data)[sent:]])
+            self._write([*parts, *self._take_late()] if self._late else parts)
+        self._write_late()
 
     def send_with_next(self, data: bytes) -> None:
         """Keep an encoded frame that nobody waits for until the next one leaves or :meth:`poll` is called: each write
@@ -157,8 +143,7 @@ class Link:
 
         False: none of it within ``timeout_s``.
         """
-        if self._late:
-            self._write_late()
+        self._write_late()
         wants_writes = bool(self._out)
         if wants_writes != self._polling_writes:
             self._polling_writes = wants_writes
@@ -190,8 +175,7 @@ class Link:
         """
         if self._out or self._late:
             self.flush()
-        if self._decoder.holds_bytes:
-            self._drain(dispatch, target)
+        self._drain(dispatch, target)
         for _ in range(_READS_PER_TURN):
             more = self._read_once(dispatch)
             self._drain(dispatch, target)
@@ -211,7 +195,7 @@ class Link:
                 )
                 if ancillary:
                     self._take_fds(ancillary)
-                if flags & _CTRUNC:
+                if flags & socket.MSG_CTRUNC:
                     raise WireError("descriptors were lost on the way (RLIMIT_NOFILE reached?)")
         except (BlockingIOError, InterruptedError):
             return False

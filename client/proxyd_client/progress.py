@@ -67,8 +67,6 @@ class Progress:
         self._driver = _Driver.NOBODY
         self._waiters = 0
         self._local_waiters = 0
-        self._sleepers = 0
-        """Waiters that don't drive."""
         self._background_sleeps = False
         self._last_drive_ns = 0
         self._paused = False
@@ -110,8 +108,7 @@ class Progress:
     def notify(self) -> None:
         """Something changed other than by a frame; with the lock held."""
         if self._waiters:
-            if self._sleepers:
-                self._changed.notify_all()
+            self._changed.notify_all()
             if self._driver is _Driver.WAITER:
                 self._link.wake()  # it may be the one whose wait is over, and sleeps in poll()
         if self._local_waiters:
@@ -153,16 +150,14 @@ class Progress:
                     if self._driver is _Driver.NOBODY and not self._paused:
                         self._drive(_Driver.WAITER, 0)
                     break
-                if self._driver is _Driver.NOBODY and not self._paused:
+                if self._paused:
+                    self._changed.wait(remaining_s)
+                elif self._driver is _Driver.NOBODY:
                     self._drive(_Driver.WAITER, remaining_s)
                 else:
                     if self._driver is _Driver.BACKGROUND:
                         self._link.wake()
-                    self._sleepers += 1
-                    try:
-                        self._changed.wait(remaining_s)
-                    finally:
-                        self._sleepers -= 1
+                    self._changed.wait(remaining_s)
                 if ready():
                     return True
             return ready()

@@ -392,8 +392,6 @@ class ClientHub:
         self._say_freed()
 
     def _say_freed(self) -> None:
-        if not self._short:
-            return
         short, self._short = self._short, set()
         for endpoint in sorted(short, key=str):
             self.emit(MemoryFreed(endpoint))

@@ -25,7 +25,7 @@ MAX_FRAME_BYTES = 64 << 20
 ``[agent] sends`` small messages (16,384) under way to it, at some hundred bytes here: this is for 40 such senders. What
 is only of interest now (states, predictions) is left out long before."""
 ADVICE_LIMIT_BYTES = 64 << 10
-UNHURRIED_S = 0.005
+UNHURRIED_S = 0.002
 """How long a frame that nobody waits for waits for another one to leave with, and ..."""
 MOST_UNHURRIED = 16
 """... how many of them do."""
@@ -192,9 +192,6 @@ class Outbox:
             self._items.popleft()
             first.call()
             return
-        if first.fd < 0 and (len(self._items) == 1 or self._items[1].call is not None):
-            self._left(self._sock.send(first.data, socket.MSG_NOSIGNAL))
-            return
         ancillary: list[tuple[int, int, array.array[int]]] = []
         if first.fd >= 0:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))]
@@ -208,10 +205,6 @@ class Outbox:
         if first.fd >= 0:
             os.close(first.fd)
             first.fd = -1
-        self._left(sent)
-
-    def _left(self, sent: int) -> None:
-        """So many bytes are in the socket."""
         while sent:
             item = self._items[0]
             taken = min(sent, len(item.data))

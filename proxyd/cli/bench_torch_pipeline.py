@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="torch's (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, default=16, help="of an iteration (default: 16)")
     parser.add_argument("--forward", default="20ms", help="a stage's forward of a micro-batch (default: 20ms)")
-    parser.add_argument("--iterations", type=int, default=5, help="of each way and ratio (default: 5)")
+    parser.add_argument("--iterations", type=int, default=10, help="of each way and ratio (default: 10)")
     add_path_arguments(parser)
 
 

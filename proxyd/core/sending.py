@@ -63,7 +63,6 @@ class Sender:
         self._unoffered: dict[EndpointName, deque[TransferId]] = {}
         self.awaited: Container[EndpointName] = ()
         """Destinations that nobody lists any more, and that may come back: waited for like known ones."""
-        self._own_link = LinkName(config.agent.site, config.agent.site)
         self.done_bytes: dict[tuple[LinkName, int, bool], int] = {}
         self.done_count: dict[tuple[LinkName, int, bool], int] = {}
         self.resent_chunks = 0
@@ -159,7 +158,8 @@ class Sender:
     def forget(self, out: Outgoing) -> None:
         """Drop a handed-over message whose end was told elsewhere."""
         del self.transfers[out.transfer]
-        key = (self._own_link, out.envelope.traffic, True)
+        link = LinkName(self.config.agent.site, self.config.agent.site)
+        key = (link, out.envelope.traffic, True)
         self.done_count[key] = self.done_count.get(key, 0) + 1
         self.done_bytes[key] = self.done_bytes.get(key, 0) + out.nbytes
 

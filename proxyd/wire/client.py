@@ -553,11 +553,6 @@ class Decoder:
         self._buffer += data
 
     @property
-    def holds_bytes(self) -> bool:
-        """Something was fed and not taken: a frame, or the beginning of one."""
-        return self._at < len(self._buffer)
-
-    @property
     def payload_left_bytes(self) -> int:
         """Payload bytes of the last frame not taken yet."""
         return self._payload_left_bytes

@@ -28,27 +28,6 @@ def test_the_pipeline_example_learns_the_same_through_proxyd(tmp_path: Path) -> 
         assert way["tokens_per_s"] > 0
 
 
-def test_the_data_parallel_example_learns_through_proxyd(tmp_path: Path) -> None:
-    out = tmp_path / "example.json"
-    place = ["--ranks", "1", "--steps", "3", "--ways", "proxyd", "--out", str(out)]
-    assert main(["example", "data-parallel", *place, "--", "--layers", "1", "--sequences", "2"]) == 0
-    ours = json.loads(out.read_text())["ways"]["proxyd"]
-    assert ours["losses"][-1] < ours["losses"][0]
-    width, vocabulary, context = 128, 256, 128
-    parameters = 2 * vocabulary * width + context * width + 12 * width * width
-    assert ours["wan_bytes"] > 3 * 2 * 4 * parameters, "three steps' gradients, both ways"
-
-
-def test_a_sum_crosses_the_wan_once_per_site(tmp_path: Path) -> None:
-    out = tmp_path / "allreduce.json"
-    size = ["--ranks", "2", "--sizes", "4MiB", "--rounds", "1", "--ways", "proxyd", "--out", str(out)]
-    assert main(["bench", "torch-allreduce", *size]) == 0
-    (sums,) = json.loads(out.read_text())["sizes"]
-    crossed = sums["ways"]["proxyd"]["wan_bytes"] / (2 * sums["bytes"])
-    # What a busy machine drops crosses again.
-    assert 1 < crossed < 1.15
-
-
 def test_the_pipeline_benchmark_compares_ways(tmp_path: Path) -> None:
     out = tmp_path / "pipeline.json"
     size = ["--ratios", "0.5", "--iterations", "2", "--microbatches", "4", "--forward", "4ms"]

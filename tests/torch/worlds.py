@@ -1,7 +1,8 @@
 """Worlds of trainer processes with torch: started once, used for many checks.
 
-A process that imports torch and joins a group takes two seconds, a check a few milliseconds. So a world's processes
-stay and run one function after another, each on all ranks, and hand back what it returns or raises.
+A process that imports torch takes three seconds, a check a few milliseconds. So a world's processes are forked from a
+server that has imported it, stay, run one function after another, each on all ranks, and hand back what it returns or
+raises.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 START_TIMEOUT_S = 90.0
 RUN_TIMEOUT_S = 60.0
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "proxyd_client.torch"]
 
 
 class Raised(AssertionError):
@@ -52,7 +54,8 @@ class World:
         self.size = size
         # Held by the parent: it outlives every rank, as a torchrun agent's does.
         self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._stack = ExitStack()
         self.processes = []
         self._pipes: list[Connection] = []

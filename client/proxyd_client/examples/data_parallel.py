@@ -25,8 +25,8 @@ from proxyd_client.examples.report import Report, add_training_arguments
 def main() -> None:
     parser = argparse.ArgumentParser(description="A GPT, data parallel across two sites.")
     add_training_arguments(parser)
-    add_model_arguments(parser, width=128)
-    parser.add_argument("--sequences", type=int, default=4, help="of a step and rank (default: 4)")
+    add_model_arguments(parser)
+    parser.add_argument("--sequences", type=int, default=8, help="of a step and rank (default: 8)")
     options = parser.parse_args()
 
     torch.manual_seed(options.seed)

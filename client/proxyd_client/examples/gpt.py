@@ -13,9 +13,9 @@ from torch import nn
 VOCABULARY = 256
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, width: int) -> None:
-    """Size of the model and of what it reads at a time. ``width``: its default."""
-    parser.add_argument("--width", type=int, default=width, help=f"of the residual stream (default: {width})")
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Size of the model and of what it reads at a time."""
+    parser.add_argument("--width", type=int, default=64, help="of the residual stream (default: 64)")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the whole model (default: 4)")
     parser.add_argument("--heads", type=int, default=4, help="of attention (default: 4)")
     parser.add_argument("--context", type=int, default=128, help="tokens of a sequence (default: 128)")

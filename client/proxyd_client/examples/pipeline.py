@@ -28,7 +28,7 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 def main() -> None:
     parser = argparse.ArgumentParser(description="A GPT's two halves at two sites.")
     add_training_arguments(parser)
-    add_model_arguments(parser, width=64)
+    add_model_arguments(parser)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="torch's (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, default=8, help="of a step (default: 8)")
     parser.add_argument("--sequences", type=int, default=8, help="of a micro-batch (default: 8)")

@@ -45,6 +45,7 @@ class ProcessGroupProxyd(Collectives, dist.ProcessGroup):
         for device in self.inner._device_types:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self.inner._get_backend(device))
         self.begin_collectives(_team(store, self.membership) if len(self.membership.sites) > 1 else None)
+        _all_connected(store, self.membership)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -124,6 +125,14 @@ def _team(store: Any, membership: Membership) -> Team:
         inner=inner,
         timeout_s=membership.timeout.total_seconds(),
     )
+
+
+def _all_connected(store: Any, membership: Membership) -> None:
+    """Wait until my site's ranks have connected their plain groups: one that ended its group at once would else cut off
+    a mate that is still at it."""
+    mates = next(ranks for ranks in membership.sites if membership.rank in ranks)
+    store.set(f"proxyd/connected/{membership.name}/{membership.rank}", "yes")
+    store.wait([f"proxyd/connected/{membership.name}/{mate}" for mate in mates], membership.timeout)
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

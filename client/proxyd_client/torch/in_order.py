@@ -54,7 +54,7 @@ class CollectiveWork(dist.Work):
         # torch's "no timeout" is 0 here and -1 ms in options: the collective's own limit ends it.
         limit_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
         if not self._ended.wait(limit_s):
-            raise for_torch(TransferTimeout(f"{self._what} is not done after {limit_s:g} s"), "")
+            raise for_torch(TransferTimeout(f"{self._what} timed out after {limit_s:g} s"), "")
         if self._error is not None:
             raise self._error.again()
         return True

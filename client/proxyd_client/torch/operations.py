@@ -32,6 +32,17 @@ Tensors = Sequence[Any]
 _SUM = dist.ReduceOp.SUM
 
 
+_AS_ONE_RUN = ("reduce_scatter_single", "reduce_scatter_single_coalesced")
+"""What gloo does by the number of rows, although only the number of elements matters."""
+
+
+def _one_run(argument: Any) -> Any:
+    """Contiguous tensors, one or a list, without their shapes; anything else as it is."""
+    if isinstance(argument, torch.Tensor):
+        return argument.view(-1) if argument.is_contiguous() else argument
+    return [_one_run(one) for one in argument] if isinstance(argument, list | tuple) else argument
+
+
 def _delegated(method: Callable[..., Any]) -> Callable[..., Any]:
     """To the inner group where that has all ranks."""
     name = method.__name__
@@ -39,6 +50,8 @@ def _delegated(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def collective(self: Collectives, *args: Any, **kwargs: Any) -> Any:
         if self.team is None:
+            if name in _AS_ONE_RUN:
+                args = tuple(_one_run(argument) for argument in args)
             work = getattr(self.inner, name)(*args, **kwargs)
         else:
             work = method(self, *args, **kwargs)

@@ -31,8 +31,6 @@ class Line:
     rtt_ns: int
     buffer_bytes: int
     mtu: int
-    configured: bool = False
-    """The coordinator is told of it; else it finds it out."""
 
     @property
     def payload_bytes_per_s(self) -> float:
@@ -44,7 +42,7 @@ class Line:
         bdp = self.rate_bytes_per_s * self.rtt_ns / 1e9
         return (
             f"{self.rate_bytes_per_s * 8 / 1e6:g} Mbit/s each way, RTT {self.rtt_ns / 1e6:g} ms, "
-            f"buffer {self.buffer_bytes / bdp:.2g} BDP, MTU {self.mtu}" + (", configured" if self.configured else "")
+            f"buffer {self.buffer_bytes / bdp:.2g} BDP, MTU {self.mtu}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +52,6 @@ class Line:
             "rtt_seconds": self.rtt_ns / 1e9,
             "buffer_bytes": self.buffer_bytes,
             "mtu": self.mtu,
-            "configured": self.configured,
         }
 
 
@@ -64,7 +61,6 @@ def add_path_arguments(parser: argparse.ArgumentParser, rate: str = "400Mbit") -
     parser.add_argument("--rtt", default="60ms", help="round trip without any queue (default: 60ms)")
     parser.add_argument("--buffer", default="0.1bdp", help="drop-tail queue, a size or like 0.1bdp (default: 0.1bdp)")
     parser.add_argument("--mtu", type=int, default=9000, help="bytes of the largest packet (default: 9000)")
-    parser.add_argument("--hint", action="store_true", help="configure the link's capacity, round trip and buffer")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write all figures there")
 
@@ -72,7 +68,7 @@ def add_path_arguments(parser: argparse.ArgumentParser, rate: str = "400Mbit") -
 def line_of(args: argparse.Namespace) -> Line:
     """What the options ask for. Raises ConfigError."""
     rate, rtt_ns = parse_rate(args.rate), parse_duration(args.rtt)
-    return Line(rate, rtt_ns, max(2 * args.mtu, parse_buffer(args.buffer, rate, rtt_ns)), args.mtu, args.hint)
+    return Line(rate, rtt_ns, max(2 * args.mtu, parse_buffer(args.buffer, rate, rtt_ns)), args.mtu)
 
 
 def ways_of(args: argparse.Namespace) -> list[str]:

@@ -30,7 +30,7 @@ class PipelineScenario:
     microbatches: int = 16
     forward_ns: int = 20_000_000
     backward_ns: int = 40_000_000
-    iterations: int = 5
+    iterations: int = 10
 
     @property
     def compute_s(self) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from proxyd.cli.cluster import Cluster, LinkFigures
+from proxyd.cli.cluster import Cluster
 from proxyd.cli.torch_bench.options import WAYS, Line
 from proxyd.wan import LinkSpec, Wan, WanError
 from proxyd.wan.counters import LinkCounters
@@ -22,8 +22,8 @@ from proxyd.wan.topology import module_environment
 
 SITES = ("a", "b")
 TCP_BUFFER_MAX_BYTES = 16 << 20
-START_TIMEOUT_S = 180.0
-STEP_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 60.0
+STEP_TIMEOUT_S = 100.0
 START_IN_NS = 60_000_000
 """Commands go out that long before the moment at which all ranks begin."""
 SETTLE_S = 0.15
@@ -101,16 +101,9 @@ class TwoSites:
                     tcp_buffer_max_bytes=TCP_BUFFER_MAX_BYTES,
                 )
             )
-            told = None
-            if self.line.configured:
-                told = LinkFigures(
-                    capacity=f"{self.line.rate_bytes_per_s * 8}bit",
-                    rtt=f"{self.line.rtt_ns}ns",
-                    buffer=f"{self.line.buffer_bytes}B",
-                    mtu=self.line.mtu,
-                )
+            # Nobody tells the coordinator what the links can carry.
             self.cluster = self._ending.enter_context(
-                Cluster(sites, links=dict.fromkeys(links, told), wan=self.wan, log_level="warning")
+                Cluster(sites, links=dict.fromkeys(links), wan=self.wan, log_level="warning")
             )
         except BaseException:
             self._ending.close()

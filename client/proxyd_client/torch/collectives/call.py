@@ -223,7 +223,7 @@ class Call:
                     break
             if not work.is_completed():
                 raise TransferTimeout(
-                    f"{self.doing} is not done after {self.timeout_s:g} s",
+                    f"{self.doing} timed out after {self.timeout_s:g} s",
                     why=f"a rank of this site (group ranks {self.team.mates}) has not come to it, here "
                     f"{self.team.describe(self.team.rank)}",
                     next_step="Look at the logs of those ranks",

@@ -140,7 +140,7 @@ class Team:
                 message = self._wait(handle, number, deadline)
             except TransferTimeout:
                 raise TransferTimeout(
-                    f"{doing} (collective {number} of group {self.name}) is not done after {timeout_s:.3g} s",
+                    f"{doing} (collective {number} of group {self.name}) timed out after {timeout_s:.3g} s",
                     why=f"nothing came from {self.describe(src)}, here {self.describe(self.rank)}",
                     next_step="Look at the log of that rank: it has not come to this call, or waits for another one",
                     peer=self._ranks[src],
