@@ -123,7 +123,7 @@ def check(rank: int, layout: str, seed: int, count: int) -> None:
         one_collective(rank, layout, random.Random(seed * 1000 + step), seed * 100_000 + step * 10)
 
 
-def one_collective(rank: int, layout: str, chance: random.Random, seed: int) -> None:
+def one_collective(rank: int, layout: str, chance: random.Random, seed: int, lengths: tuple[int, ...] = ()) -> None:
     import torch
     import torch.distributed as dist
 
@@ -134,7 +134,7 @@ def one_collective(rank: int, layout: str, chance: random.Random, seed: int) -> 
         + ["reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"]
     )
     alone = kind in ("all_reduce", "reduce", "broadcast")
-    length = chance.choice([0, 1, 5, 1000, 8192, 8193, 100_003, *([1 << 20, 2_500_001] if alone else [])])
+    length = chance.choice(lengths or [0, 1, 5, 1000, 8192, 8193, 100_003, *([1 << 20, 2_500_001] if alone else [])])
     dtype = chance.choice([torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16])
     op = chance.choice(["SUM", "SUM", "MAX", "MIN", "PRODUCT", "AVG"])
     reduce_op = getattr(dist.ReduceOp, op)
@@ -216,6 +216,28 @@ def one_collective(rank: int, layout: str, chance: random.Random, seed: int) -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_collective_in_every_layout(six: World, layout: str) -> None:
     six.run(check, layout, LAYOUTS.index(layout) + 1, 40)
+
+
+def check_in_pieces(rank: int, layout: str) -> None:
+    """The same with everything cut small: hundreds of chunks and pieces, and little ahead."""
+    from proxyd_client.torch.collectives import layout as sizes
+
+    small = {"SMALL_BYTES": 512, "PIECE_BYTES": 4096, "OWNED_BYTES": 2048, "AHEAD_BYTES": 16384}
+    before = {name: getattr(sizes, name) for name in small}
+    try:
+        for name, value in small.items():
+            setattr(sizes, name, value)
+        for step in range(25):
+            chance = random.Random(7000 + step)
+            one_collective(rank, layout, chance, 7_000_000 + step * 10, lengths=(1, 200, 5000, 50_021))
+    finally:
+        for name, value in before.items():
+            setattr(sizes, name, value)
+
+
+@pytest.mark.parametrize("layout", ["aaabbb", "abbbbb", "aabbcc", "abcccc"])
+def test_every_collective_in_many_pieces(six: World, layout: str) -> None:
+    six.run(check_in_pieces, layout)
 
 
 def ops_and_dtypes(rank: int) -> None:
@@ -512,6 +534,39 @@ def test_data_parallel_ends_with_the_same_gradients_everywhere(six: World) -> No
     results = six.run(gradients)
     assert len(results[0]) == 4
     assert all(result == results[0] for result in results)
+
+
+def sharded(rank: int, backend: str) -> list[bytes]:
+    """FSDP2 with a replicate dimension across sites (HSDP): two steps, the parameters at the end."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from proxyd_client.torch import Options
+
+    override: Any = {
+        "replicate": ("proxyd", Options(sites=dict(enumerate("aaabbb")))) if backend == "proxyd" else backend
+    }
+    mesh = init_device_mesh(
+        "cpu", (2, 3), mesh_dim_names=("replicate", "shard"), backend_override={**override, "shard": "gloo"}
+    )
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(48, 600), torch.nn.GELU(), torch.nn.Linear(600, 6))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(rank)
+    for _ in range(2):
+        model(torch.randn(8, 48)).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return [bytes(p.full_tensor().detach().numpy().tobytes()) for p in model.parameters()]
+
+
+def test_sharded_inside_sites_and_replicated_across_them_equals_gloo(six: World) -> None:
+    ours, gloo = six.run(sharded, "proxyd"), six.run(sharded, "gloo")
+    assert ours == gloo, "two terms have one order"
+    assert all(each == ours[0] for each in ours)
 
 
 def refusals(rank: int, layout: str) -> list[str]:

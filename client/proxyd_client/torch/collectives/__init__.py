@@ -7,6 +7,7 @@ group that calls them (:mod:`proxyd_client.torch.group`) makes them.
 ========================  ===========================================================================================
 :mod:`.layout`            who holds what, and in which pieces it crosses
 :mod:`.arithmetic`        reduce ops
+:mod:`.scratch`           memory that is used again
 :mod:`.team`              messages across sites, refusals, the end of a group
 :mod:`.call`              one collective: agreement, the inner group's operations, deadlines, failures
 :mod:`.reductions`        allreduce, reduce, reduce_scatter, and the order of their sums

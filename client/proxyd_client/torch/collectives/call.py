@@ -49,10 +49,8 @@ class Call:
     # -- across sites ------------------------------------------------------------------------------------------------
 
     def post(self, data: Tensor, dst: int, lane: int = DATA) -> None:
-        """Send a contiguous tensor's bytes to a group rank at another site, in pieces where it is large."""
-        flat = bytes_of(data)
-        for span in layout.pieces(flat.numel()):
-            self.team.post(flat[span.start : span.stop], dst, self.label, self.remaining_s(), lane)
+        """Send a contiguous tensor's bytes to a group rank at another site, as one message."""
+        self.team.post(bytes_of(data), dst, self.label, self.remaining_s(), lane)
 
     def take(self, src: int, nbytes: int, lane: int = DATA) -> Received:
         """What group rank ``src`` sent in one piece; its size is checked."""
@@ -63,39 +61,35 @@ class Call:
         return received
 
     def take_into(self, out: Tensor, src: int) -> None:
-        """What group rank ``src`` sent by :meth:`post`, into a contiguous tensor."""
+        """What group rank ``src`` sent in one piece, into a contiguous tensor."""
         flat = bytes_of(out)
-        for span in layout.pieces(flat.numel()):
-            received = self.take(src, span.length)
-            if span.length:
-                flat[span.start : span.stop].copy_(received.view(torch.uint8))
+        received = self.take(src, flat.numel())
+        if flat.numel():
+            flat.copy_(received.view(torch.uint8))
 
     def swap(self, sends: Sequence[tuple[int, Tensor]], takes: Sequence[tuple[int, Tensor]]) -> None:
         """Send and receive many contiguous tensors, ``(rank, tensor)`` each, at most one per rank and direction.
 
-        Pieces are sent ahead of what is received by a bounded number of bytes only: were all sent first, large ones
-        would fill the shared memory of both sides, and nobody would get round to receiving.
+        In rounds: the next piece to everybody, then from everybody the piece of two rounds ago. Were all sent first,
+        large ones would fill the shared memory of both sides. A rank that waits in one round waits for a rank that is
+        in an earlier one, so somebody always goes on.
         """
-        out = [
-            (dst, flat[span.start : span.stop])
-            for dst, tensor in sends
-            for flat in (bytes_of(tensor),)
-            for span in layout.pieces(flat.numel())
+        out = [(dst, flat, layout.pieces(flat.numel())) for dst, flat in ((dst, bytes_of(each)) for dst, each in sends)]
+        into = [
+            (src, flat, layout.pieces(flat.numel())) for src, flat in ((src, bytes_of(each)) for src, each in takes)
         ]
-        under_way = 0
-        for src, tensor in takes:
-            flat = bytes_of(tensor)
-            for span in layout.pieces(flat.numel()):
-                while out and under_way < layout.AHEAD_BYTES:
-                    dst, piece = out.pop(0)
+        rounds = max((len(spans) for _, _, spans in (*out, *into)), default=0)
+        for at in range(rounds + layout.ROUNDS_AHEAD):
+            for dst, flat, spans in out:
+                if at < len(spans):
+                    piece = flat[spans[at].start : spans[at].stop]
                     self.team.post(piece, dst, self.label, self.remaining_s())
-                    under_way += piece.numel()
-                received = self.take(src, span.length)
-                under_way -= span.length
-                if span.length:
-                    flat[span.start : span.stop].copy_(received.view(torch.uint8))
-        for dst, piece in out:
-            self.team.post(piece, dst, self.label, self.remaining_s())
+            for src, flat, spans in into:
+                if 0 <= at - layout.ROUNDS_AHEAD < len(spans):
+                    span = spans[at - layout.ROUNDS_AHEAD]
+                    received = self.take(src, span.length)
+                    if span.length:
+                        flat[span.start : span.stop].copy_(received.view(torch.uint8))
 
     # -- inside the site; all are no-ops for a rank that is alone there ------------------------------------------------
 

@@ -25,6 +25,9 @@ OWNED_BYTES = 1 << 20
 AHEAD_BYTES = 64 << 20
 """A rank has at most about so much under way before it takes what has come: the agents' memory is bounded."""
 
+ROUNDS_AHEAD = 2
+"""Pieces that are sent to each rank before the first one from it is taken: one on the link, one behind it."""
+
 
 class Span(NamedTuple):
     """Elements from ``start`` up to, not including, ``stop``."""
@@ -104,5 +107,5 @@ def ahead(span: Span, itemsize: int, parts: int) -> int:
 
 def pieces(nbytes: int) -> list[Span]:
     """A message in pieces that leave the agents' memory room for others; one (empty) piece for an empty message."""
-    step = AHEAD_BYTES // 4
+    step = AHEAD_BYTES // 16
     return [Span(start, min(start + step, nbytes)) for start in range(0, max(nbytes, 1), step)]

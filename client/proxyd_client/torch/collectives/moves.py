@@ -151,7 +151,7 @@ def gather(
 
     def body(call: Call) -> None:
         if team.site != target:
-            call.post(data, root)
+            call.swap([(root, data)], [])
             return
         mates = len(team.mates)
         local = torch.empty(mates * data.numel(), dtype=torch.uint8) if rows is not None else None
@@ -175,7 +175,7 @@ def scatter(
 
     def body(call: Call) -> None:
         if team.site != source:
-            call.take_into(data, root)
+            call.swap([], [(root, data)])
             return
         given = None
         if rows is not None:

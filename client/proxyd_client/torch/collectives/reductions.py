@@ -96,20 +96,17 @@ def reduce_scatter(team: Team, out: Tensor, rows: Sequence[Tensor], op: Any, tim
         reduction.fold(got.view(mates, -1), partial)
         sums = partial.view(len(mine), flat.numel())
         own = sums[-1]
-        total = own.new_empty(own.shape)
+        sources = {at: sites[at][place % len(sites[at])] for at in team.others}
+        parts = {at: torch.empty_like(own) for at in team.others}
         with call.verdict():
-            for row, dst in enumerate(mine[:-1]):
-                call.post(sums[row], dst)
-            for at, site in enumerate(sites):
-                if at == team.site:
-                    part = own
-                else:
-                    part = torch.empty_like(own)
-                    call.take_into(part, site[place % len(site)])
-                if at == 0:
-                    total.copy_(part)
-                else:
-                    reduction.into(total, part)
+            call.swap(
+                [(dst, sums[row]) for row, dst in enumerate(mine[:-1])],
+                [(sources[at], parts[at]) for at in team.others],
+            )
+        parts[team.site] = own
+        total = parts[0]
+        for at in range(1, len(sites)):
+            reduction.into(total, parts[at])
         flat.copy_(reduction.finish(total))
 
     run(team, f"reduce_scatter {reduction.name} {_kind(flat)}", body, timeout_s)
@@ -180,7 +177,8 @@ class _Chunked:
         self.ahead = layout.ahead(self.chunks[0], flat.element_size(), len(self.team.mates))
         self.partials: dict[int, Tensor] = {}
         self.shuffling: deque[tuple[Tensor, Callable[[], None]]] = deque()
-        self.spreading: list[tuple[Callable[[], None], Tensor, Span]] = []
+        self.spreading: list[tuple[Callable[[], None], Tensor, Span, Tensor]] = []
+        self.scratch = self.team.scratch
 
     # -- the sum inside my site ----------------------------------------------------------------------------------------
 
@@ -195,7 +193,7 @@ class _Chunked:
         mates, itemsize = len(self.team.mates), self.flat.element_size()
         lengths = [layout.shard(span, mates, place).length * itemsize for place in range(mates)]
         own = lengths[self.team.place]
-        got = torch.empty(own // itemsize * mates, dtype=self.flat.dtype)
+        got = self.scratch.take(own // itemsize * mates, self.flat.dtype)
         equal = len(set(lengths)) == 1
         sizes = (None, None) if equal else ([own] * mates, lengths)
         self.shuffling.append((got, self.call.shuffle(bytes_of(got), bytes_of(data), *sizes)))
@@ -209,8 +207,10 @@ class _Chunked:
         mates = len(self.team.mates)
         if mates == 1:
             return got
-        out = torch.empty(got.numel() // mates, dtype=got.dtype)
-        return self.reduction.fold(got.view(mates, -1), out)
+        out = self.scratch.take(got.numel() // mates, got.dtype)
+        self.reduction.fold(got.view(mates, -1), out)
+        self.scratch.give(got)
+        return out
 
     # -- across sites --------------------------------------------------------------------------------------------------
 
@@ -238,13 +238,14 @@ class _Chunked:
             for span, received in self.receive(chunk, 0):
                 self.reduction.onto(received.view(dtype), own[span.start : span.stop])
         elif site:
-            total = torch.empty_like(own)
+            total = self.scratch.take(own.numel(), dtype)
             for at in range(site):
                 for span, received in self.receive(chunk, at):
                     there = total[span.start : span.stop]
                     theirs = received.view(dtype)
                     there.copy_(theirs) if at == 0 else self.reduction.into(there, theirs)
             self.reduction.into(total, own)
+            self.scratch.give(own)
         for at in range(site + 1, len(self.team.sites)):
             for span, received in self.receive(chunk, at):
                 self.reduction.into(total[span.start : span.stop], received.view(dtype))
@@ -269,12 +270,12 @@ class _Chunked:
         there = self.flat[span.start : span.stop]
         size = -(-span.length // mates)
         if size * mates == span.length:
-            self.spreading.append((self.call.spread(bytes_of(there), bytes_of(part)), there, span))
+            self.spreading.append((self.call.spread(bytes_of(there), bytes_of(part)), there, span, part))
             return
         padded = part.new_zeros(size)
         padded[: part.numel()] = part
         out = part.new_empty(size * mates)
-        self.spreading.append((self.call.spread(bytes_of(out), bytes_of(padded)), out, span))
+        self.spreading.append((self.call.spread(bytes_of(out), bytes_of(padded)), out, span, part))
 
     def gather(self, chunk: int, part: Tensor, place: int) -> None:
         """Start bringing results to one rank."""
@@ -287,15 +288,16 @@ class _Chunked:
         out = part.new_empty(size * mates) if place == self.team.place else None
         wait = self.call.collect(None if out is None else bytes_of(out), bytes_of(padded), place)
         if out is not None:
-            self.spreading.append((wait, out, span))
+            self.spreading.append((wait, out, span, part))
         else:
-            self.spreading.append((wait, self.flat[span.start : span.start], Span(span.start, span.start)))
+            self.spreading.append((wait, self.flat[span.start : span.start], Span(span.start, span.start), part))
 
     def finish(self, left: int = 0) -> None:
         """Wait until at most so many chunks' results are still being swapped."""
         while len(self.spreading) > left:
-            wait, out, span = self.spreading.pop(0)
+            wait, out, span, part = self.spreading.pop(0)
             wait()
+            self.scratch.give(part)
             there = self.flat[span.start : span.stop]
             if span.length and out.data_ptr() != there.data_ptr():
                 there.copy_(out[: span.length])
@@ -342,7 +344,9 @@ class _Chunked:
         target = next(at for at, site in enumerate(self.team.sites) if root in site)
         if target != self.team.site:
             for chunk in range(len(self.chunks)):
-                self.send(chunk, self.partial(chunk), target)
+                part = self.partial(chunk)
+                self.send(chunk, part, target)
+                self.scratch.give(part)
             return
         place = self.team.mates.index(root)
         for chunk in range(len(self.chunks)):

@@ -33,6 +33,7 @@ from proxyd_client.endpoint import Endpoint
 from proxyd_client.errors import MismatchError, PeerLost, ProxydError, TransferFailed, TransferTimeout
 from proxyd_client.handle import Handle
 from proxyd_client.message import Message
+from proxyd_client.torch.collectives.scratch import Scratch
 
 Tensor = Any
 
@@ -106,6 +107,7 @@ class Team:
         self.timeout_s = timeout_s
         self.failure: ProxydError | None = None
         self.number = 0
+        self.scratch = Scratch()
         self._endpoint = endpoint
         self._ranks = list(ranks)
         self._lock = threading.Lock()
