@@ -16,6 +16,10 @@ LINGER_S = 10.0
 """The thread ends after so long without a call, so that an endpoint that was dropped leaves none behind."""
 
 
+FINISH_TIMEOUT_S = 2.0
+"""Callbacks are short; one that isn't must not keep a process from ending."""
+
+
 class Calls:
     """A queue of callbacks and the thread that makes them."""
 
@@ -36,6 +40,16 @@ class Calls:
                     return
                 self._thread = thread
 
+    def finish(self) -> None:
+        """Make the calls that wait, and leave no thread: one that is inside somebody's C++ code when the interpreter
+        goes ends the process by SIGABRT."""
+        with self._lock:
+            thread = self._thread
+            if thread is None or thread is threading.current_thread():
+                return
+            self._queue.put(sys.exit)
+        thread.join(FINISH_TIMEOUT_S)
+
     def _run(self) -> None:
         while True:
             try:
@@ -48,6 +62,10 @@ class Calls:
                     return
             try:
                 callback()
+            except SystemExit:
+                with self._lock:
+                    self._thread = None
+                return
             except Exception:  # noqa: BLE001 - a stranger's callback must not end the others'; it is reported
                 kind, error, trace = sys.exc_info()
                 if kind is not None:

@@ -323,6 +323,7 @@ def _close_all_at_exit() -> None:
     # A script that ends right after isend() must not lose what it sent.
     for session in list(_live.values()):
         session.close(None)
+        session.core.calls.finish()
 
 
 def _abandon_in_child() -> None:

@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ready-file", metavar="FILE", help="write addresses and pids there as JSON once all are ready"
     )
+    parser.add_argument(
+        "--directory",
+        metavar="DIR",
+        help="keep configurations, logs and sockets there (a-0.sock is site a's first agent); default: a temporary one",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
 
@@ -75,7 +80,13 @@ def run(args: argparse.Namespace) -> int:
                 raise ConfigError("--grant-log", why="several coordinators can't write one log")
             settings["grant_log"] = str(Path(args.grant_log).absolute())
         cluster = Cluster(
-            counts, links=links, coordinators=owns, wan=wan, coordinator=settings, log_level=args.log_level
+            counts,
+            links=links,
+            coordinators=owns,
+            wan=wan,
+            coordinator=settings,
+            directory=Path(args.directory).absolute() if args.directory else None,
+            log_level=args.log_level,
         )
         ending.callback(cluster.close)
         cluster.start()

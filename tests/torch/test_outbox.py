@@ -181,3 +181,16 @@ def test_its_thread_ends_when_idle_and_comes_back(room: Room, outbox: Any, monke
         with room.changed:
             room.open.clear()
     assert room.posts == [(1, tag) for tag in range(30)]
+
+
+def test_the_end_of_its_endpoint_fails_what_waits_and_leaves_no_thread(room: Room, outbox: Any) -> None:
+    handles = [outbox.send(message(), rank, tag=0) for rank in (1, 1, 2)]
+    with room.changed:
+        room.broken = {1: ClosedError("closed"), 2: ClosedError("closed")}
+        room.changed.notify_all()
+    outbox.finish()
+    assert outbox._thread is None
+    for handle in handles:
+        with pytest.raises(ClosedError):
+            handle.wait(0)
+    outbox.finish()

@@ -8,7 +8,9 @@ go to an inner plain group (gloo; nccl for CUDA tensors), which releases the loc
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +48,7 @@ class ProcessGroupProxyd(Collectives, dist.ProcessGroup):
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self.inner._get_backend(device))
         self.begin_collectives(_team(store, self.membership) if len(self.membership.sites) > 1 else None)
         _all_connected(store, self.membership)
+        _live.add(self)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,20 @@ class ProcessGroupProxyd(Collectives, dist.ProcessGroup):
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> TensorWork:
         """The earliest message of the group with this tag."""
         return self.p2p.receive(_only(tensors), None, tag)
+
+
+_live: weakref.WeakSet[ProcessGroupProxyd] = weakref.WeakSet()
+
+
+def _end_all_at_exit() -> None:
+    # A script need not destroy its groups. But a thread of theirs that is inside torch's C++ code when the interpreter
+    # goes (freeing the last tensor is enough) would end the process by SIGABRT.
+    for group in list(_live):
+        if not group.membership.endpoint.closed:  # else it has ended, or is the parent's
+            group.shutdown()
+
+
+atexit.register(_end_all_at_exit)
 
 
 def _inner_group(store: Any, membership: Membership) -> dist.ProcessGroup:

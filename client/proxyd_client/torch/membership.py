@@ -164,6 +164,7 @@ class _Endpoints:
                 del self._held[key]
                 self._worlds = {world: job for world, job in self._worlds.items() if (job, *world) != key}
         endpoint.close(linger_s)
+        outbox.finish()
 
     def note_world(self, rank: int, job: str) -> None:
         """The default group of this rank is a proxyd group of this job."""

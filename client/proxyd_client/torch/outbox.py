@@ -23,6 +23,7 @@ NO_ROOM = "waiting for room in shared memory"
 _TRY_S = 0.05
 """How long one destination's first send waits for room before the others' have their turn."""
 _LINGER_S = 10.0
+_FINISH_TIMEOUT_S = 2.0
 
 
 class Later:
@@ -141,6 +142,16 @@ class Outbox:
         self._there = threading.Condition(self._lock)
         self._queues: dict[int, deque[Later]] = {}
         self._thread: threading.Thread | None = None
+        self._finishing = False
+
+    def finish(self) -> None:
+        """The endpoint is closed: what was not posted fails, and no thread is left (see :meth:`Calls.finish`)."""
+        with self._lock:
+            self._finishing = True
+            thread = self._thread
+            self._there.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_FINISH_TIMEOUT_S)
 
     def send(self, payload: Payload, dst: int, **arguments: Any) -> Handle[None]:
         """Post it now, or have it posted; never waits for room.
@@ -167,7 +178,9 @@ class Outbox:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._queues and not self._there.wait(_LINGER_S) and not self._queues:
+                if not self._queues and not self._finishing:
+                    self._there.wait(_LINGER_S)
+                if not self._queues:
                     self._thread = None
                     return
                 heads = [queue[0] for queue in self._queues.values()]

@@ -260,3 +260,16 @@ def test_a_closed_group_gives_up_its_receives_and_drops_what_comes(
     assert agent.count(wire.Release) == 2
     sender.isend(np.full(count, 7, np.uint8), 1, tag=9, group="new")
     assert receiver.recv(0, 9, group="new", timeout_s=20).array[0] == 7
+
+
+def test_at_the_end_all_calls_are_made_and_no_thread_is_left() -> None:
+    calls, made = Calls(), []
+    calls.finish()
+    for number in range(5):
+        calls.put(lambda number=number: made.append(number))  # type: ignore[misc]
+    calls.finish()
+    assert made == list(range(5))
+    assert calls._thread is None
+    calls.put(lambda: made.append(9))
+    calls.finish()
+    assert made[-1] == 9
