@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxyd.core.traces import RateTrace, constant
-from proxyd.sim.clock import Clock
 from proxyd.sim.pipeline.bounds import bounds
 from proxyd.sim.pipeline.engine import Engine, Plant
 from proxyd.sim.pipeline.model import PipelineModel, Wire
@@ -83,7 +82,7 @@ class _Liar(SerialWan):
 
     def predict(self, pipeline: int, direction: Direction, ready_ns: int) -> Prediction | None:
         eta_ns, uncertainty_ns = self.lies[(ready_ns // MS + pipeline) % len(self.lies)]
-        return Prediction(self._clock.now_ns + eta_ns, uncertainty_ns) if eta_ns else None
+        return Prediction(self.clock.now_ns + eta_ns, uncertainty_ns) if eta_ns else None
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,13 +94,12 @@ class _Liar(SerialWan):
 def test_wrong_predictions_and_quotas_cost_time_but_never_the_step(
     model: PipelineModel, lies: list[tuple[int, int]], quotas: dict[int, int]
 ) -> None:
-    clock = Clock()
-    wan = _Liar(clock, model)
+    wan = _Liar(model)
     wan.lies = lies
     memory = tuple(100 * model.activations for _ in model.stages)
     row = tuple((stage.index,) for stage in model.stages)
     plant = Plant(row, lambda place, worker: Online(quotas), memory, host_bytes=100 * model.offload)
-    result = Engine(model, plant, clock, wan).run()
+    result = Engine(model, plant, wan).run()
     assert max(result.peak_bytes) <= 100 * model.activations
     assert result.iteration_ns >= bounds(model, model.activations + model.offload).bound_ns
 
@@ -112,6 +110,5 @@ def test_several_stages_on_one_worker_never_block_each_other(model: PipelineMode
     count = len(model.stages)
     row = tuple(tuple(range(place, count, 2)) for place in range(2))
     memory = tuple(100 * max(model.activations, len(each)) for each in row)
-    clock = Clock()
-    result = Engine(model, Plant(row, lambda place, worker: Online(), memory), clock, FairWan(clock, model)).run()
+    result = Engine(model, Plant(row, lambda place, worker: Online(), memory), FairWan(model)).run()
     assert all(peak <= limit for peak, limit in zip(result.peak_bytes, memory, strict=True))

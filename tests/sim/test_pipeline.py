@@ -8,7 +8,6 @@ import pytest
 
 from proxyd.core.errors import ConfigError
 from proxyd.core.traces import constant, steps
-from proxyd.sim.clock import Clock
 from proxyd.sim.pipeline.bounds import bounds
 from proxyd.sim.pipeline.engine import Engine, PipelineStalledError, Plant, StepResult
 from proxyd.sim.pipeline.model import PipelineModel, Wire, preset_model
@@ -70,9 +69,9 @@ def test_with_memory_the_choice_at_run_time_pays_for_it_once() -> None:
 
 def ends_ns(maker: type[FairWan] | type[SerialWan], model: PipelineModel) -> list[int]:
     """When one message of each pipeline arrives, all sent at once."""
-    clock = Clock()
     seen: list[int] = []
-    wan = maker(clock, model)
+    wan = maker(model)
+    clock = wan.clock
     for pipeline in range(model.pipelines):
         wan.send(pipeline, ("a", "b"), lambda: seen.append(clock.now_ns))
     clock.run(100 * MS)
@@ -97,10 +96,9 @@ def test_a_message_crosses_an_outage() -> None:
 
 def test_a_dead_stage_ends_the_step_with_its_name() -> None:
     model = two_stages(5, 5)
-    clock = Clock()
     plant = Plant(((0,), (1,)), lambda place, worker: Online(), (8, 8))
-    engine = Engine(model, plant, clock, SerialWan(clock, model))
-    clock.at(100 * MS, engine.kill, 0, 1)
+    engine = Engine(model, plant, SerialWan(model))
+    engine.clock.at(100 * MS, engine.kill, 0, 1)
     with pytest.raises(PipelineStalledError, match=r"worker 1 of pipeline 0 is dead; worker 0 of pipeline 0: waiting"):
         engine.run()
 

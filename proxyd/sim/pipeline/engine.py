@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from proxyd.core.errors import ProxydError
-from proxyd.sim.clock import Clock
 from proxyd.sim.pipeline.model import NANOS, PipelineModel
 from proxyd.sim.pipeline.wan import Direction, Wan
 from proxyd_client.schedule.offload import Offload
@@ -30,7 +29,7 @@ class PipelineStalledError(ProxydError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """One task as it ran."""
+    """One task as it ran; times since the step began."""
 
     pipeline: int
     worker: int
@@ -112,7 +111,8 @@ class _Runner:
             return
         engine = self.engine
         task = self.worker.finish(engine.clock.now_ns)
-        engine.spans.append(Span(self.pipeline, self.place, task, start_ns, engine.clock.now_ns))
+        begin_ns, end_ns = start_ns - engine.start_ns, engine.clock.now_ns - engine.start_ns
+        engine.spans.append(Span(self.pipeline, self.place, task, begin_ns, end_ns))
         engine.passed_on(self, task)
         if self.worker.done:
             engine.left -= 1
@@ -140,7 +140,7 @@ class _Runner:
         if self.worker.running is None and not self.worker.done:
             self._decide()
         if self.pipeline == 0:
-            now = (self.engine.clock.now_ns, self.worker.held_bytes, self.worker.out_bytes)
+            now = (self.engine.clock.now_ns - self.engine.start_ns, self.worker.held_bytes, self.worker.out_bytes)
             if now[1:] != self.memory[-1][1:]:
                 self.memory.append(now)
 
@@ -195,12 +195,11 @@ class _Runner:
 class Engine:
     """One step. :meth:`run` it once."""
 
-    def __init__(
-        self, model: PipelineModel, plant: Plant, clock: Clock, wan: Wan, stages: Sequence[Stage] = ()
-    ) -> None:
+    def __init__(self, model: PipelineModel, plant: Plant, wan: Wan, stages: Sequence[Stage] = ()) -> None:
         self.model = model
         self.plant = plant
-        self.clock = clock
+        self.clock = wan.clock
+        self.start_ns = 0
         self.stages = tuple(stages) or model.stages
         """Of the model, or (virtual ones) what a plant makes of them."""
         self.spans: list[Span] = []
@@ -220,7 +219,8 @@ class Engine:
 
     def run(self) -> StepResult:
         """The whole step. Raises PipelineStalledError when it can't end."""
-        start_ns = self.clock.now_ns
+        self._wan.start()
+        self.start_ns = start_ns = self.clock.now_ns
         for row in self.runners:
             for runner in row:
                 runner.look()
@@ -230,12 +230,15 @@ class Engine:
         flat = [runner for row in self.runners for runner in row]
         places = range(len(self.plant.stages))
         return StepResult(
-            iteration_ns=max(span.end_ns for span in self.spans) - start_ns,
+            iteration_ns=max(span.end_ns for span in self.spans),
             spans=self.spans,
             peak_bytes=[max(row[place].worker.peak_bytes for row in self.runners) for place in places],
             host_peak_bytes=[max(row[place].host_peak_bytes for row in self.runners) for place in places],
             memory=[runner.memory for runner in self.runners[0]],
-            use=self._wan.use(),
+            use={
+                direction: [(max(0, begin - start_ns), end - start_ns) for begin, end in stretches if end > start_ns]
+                for direction, stretches in self._wan.use().items()
+            },
             decisions=self.decisions,
             moves=sum(runner.moves for runner in flat),
         )

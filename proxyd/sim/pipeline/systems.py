@@ -29,7 +29,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from proxyd.core.errors import ConfigError
-from proxyd.sim.clock import Clock
 from proxyd.sim.pipeline.bounds import bounds
 from proxyd.sim.pipeline.engine import Engine, Plant, StepResult
 from proxyd.sim.pipeline.model import PipelineModel
@@ -40,7 +39,7 @@ from proxyd_client.schedule.policy import Online, Policy, fixed
 from proxyd_client.schedule.tasks import Order, Stage
 from proxyd_client.schedule.worker import Worker
 
-WanMaker = Callable[[Clock, PipelineModel], Wan]
+WanMaker = Callable[[PipelineModel], Wan]
 
 
 @dataclasses.dataclass(slots=True)
@@ -225,8 +224,7 @@ def run_system(
         best = min(found, key=lambda one: one.result.iteration_ns)
         return dataclasses.replace(best, system=name, assumptions=f"{best.system}: {best.assumptions}")
     built = recipe(name, model, quotas)
-    clock = Clock()
-    engine = Engine(model, built.plant, clock, (wan or built.wan)(clock, model), built.stages)
+    engine = Engine(model, built.plant, (wan or built.wan)(model), built.stages)
     result = engine.run()
     own = bounds(model, None if built.two_each else built.room)
     # Two stages on one worker are no row: only what any schedule has to compute bounds them.

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from proxyd.core.traces import RateTrace
 from proxyd.sim.clock import Clock
-from proxyd.sim.pipeline.model import NANOS, PipelineModel, Wire
+from proxyd.sim.pipeline.model import NANOS, PipelineModel
 
 LOOK_BACK_NS = NANOS
 """A prediction's rate is the mean over this long, up to one round trip ago."""
@@ -39,6 +40,12 @@ class Prediction(NamedTuple):
 
 class Wan(Protocol):
     """What an engine needs of it."""
+
+    clock: Clock
+    """The run's one clock."""
+
+    def start(self) -> None:
+        """Bring it to where the step begins."""
 
     def send(self, pipeline: int, direction: Direction, arrived: Callable[[], None]) -> None:
         """A message goes out now; ``arrived()`` is called when its last byte is there."""
@@ -62,41 +69,44 @@ class _Busy:
         self.stretches.append((start_ns, end_ns))
 
 
-def estimate(wire: Wire, now_ns: int) -> tuple[int, float]:
+def estimate(rate: RateTrace, one_way_ns: int, now_ns: int) -> tuple[int, float]:
     """The rate as seen one round trip ago, and by which share it moved before that."""
-    end_ns = max(1, now_ns - 2 * wire.one_way_ns)
+    end_ns = max(1, now_ns - 2 * one_way_ns)
     start_ns = max(0, end_ns - LOOK_BACK_NS)
     middle_ns = (start_ns + end_ns) // 2
     if middle_ns <= start_ns or end_ns <= middle_ns:
-        return max(1, wire.rate.rate_at(0)), LEAST_UNCERTAIN
-    rate = max(1, wire.rate.mean_between(start_ns, end_ns))
-    moved = abs(wire.rate.mean_between(middle_ns, end_ns) - wire.rate.mean_between(start_ns, middle_ns))
-    return rate, max(LEAST_UNCERTAIN, moved / rate)
+        return max(1, rate.rate_at(0)), LEAST_UNCERTAIN
+    seen = max(1, rate.mean_between(start_ns, end_ns))
+    moved = abs(rate.mean_between(middle_ns, end_ns) - rate.mean_between(start_ns, middle_ns))
+    return seen, max(LEAST_UNCERTAIN, moved / seen)
 
 
 class SerialWan:
     """One message at a time, first come first served, at the wire's full rate."""
 
-    def __init__(self, clock: Clock, model: PipelineModel) -> None:
-        self._clock = clock
+    def __init__(self, model: PipelineModel) -> None:
+        self.clock = Clock()
         self._model = model
         self._position = dict.fromkeys(model.wires, 0)
         """Of each wire's integral: what is taken."""
         self._busy = {direction: _Busy() for direction in model.wires}
 
+    def start(self) -> None:
+        pass
+
     def send(self, pipeline: int, direction: Direction, arrived: Callable[[], None]) -> None:
-        now_ns = self._clock.now_ns
+        now_ns = self.clock.now_ns
         wire = self._model.wires[direction]
         start = max(self._position[direction], wire.rate.bytes_by(now_ns))
         end = self._position[direction] = start + self._model.message_bytes
         left_ns = wire.rate.time_for(end)
         self._busy[direction].add(max(now_ns, wire.rate.time_for(start)), left_ns)
-        self._clock.at(left_ns + wire.one_way_ns, arrived)
+        self.clock.at(left_ns + wire.one_way_ns, arrived)
 
     def predict(self, pipeline: int, direction: Direction, ready_ns: int) -> Prediction | None:
-        now_ns = self._clock.now_ns
+        now_ns = self.clock.now_ns
         wire = self._model.wires[direction]
-        rate, moved = estimate(wire, now_ns)
+        rate, moved = estimate(wire.rate, wire.one_way_ns, now_ns)
         queued = max(0, self._position[direction] - wire.rate.bytes_by(now_ns))
         free_ns = now_ns + queued * NANOS // rate
         left_ns = max(ready_ns, free_ns) + self._model.message_bytes * NANOS // rate
@@ -123,10 +133,13 @@ class _Shared:
 class FairWan:
     """One connection per pipeline and direction: an equal share each, at a loss. Within one, messages go in order."""
 
-    def __init__(self, clock: Clock, model: PipelineModel) -> None:
-        self._clock = clock
+    def __init__(self, model: PipelineModel) -> None:
+        self.clock = Clock()
         self._model = model
         self._wires = {direction: _Shared() for direction in model.wires}
+
+    def start(self) -> None:
+        pass
 
     def send(self, pipeline: int, direction: Direction, arrived: Callable[[], None]) -> None:
         shared = self._wires[direction]
@@ -141,7 +154,7 @@ class FairWan:
         return count * (1 + self._model.loss_penalty * (count - 1))
 
     def _serve(self, direction: Direction, shared: _Shared) -> None:
-        now_ns, rate = self._clock.now_ns, self._model.wires[direction].rate
+        now_ns, rate = self.clock.now_ns, self._model.wires[direction].rate
         if shared.heads and now_ns > shared.at_ns:
             carried = rate.bytes_by(now_ns) - rate.bytes_by(shared.at_ns)
             shared.served += carried / self._cost(len(shared.heads))
@@ -154,8 +167,8 @@ class FairWan:
             rate = self._model.wires[direction].rate
             first = min(end for end, _ in shared.heads.values())
             needed = (first - shared.served) * self._cost(len(shared.heads))
-            due_ns = rate.time_for(rate.bytes_by(self._clock.now_ns) + max(0, int(needed)) + 1)
-            self._clock.at(due_ns, self._due, direction, shared.turn)
+            due_ns = rate.time_for(rate.bytes_by(self.clock.now_ns) + max(0, int(needed)) + 1)
+            self.clock.at(due_ns, self._due, direction, shared.turn)
 
     def _due(self, direction: Direction, turn: int) -> None:
         shared = self._wires[direction]
@@ -165,7 +178,7 @@ class FairWan:
         for pipeline, (end, arrived) in sorted(shared.heads.items(), key=lambda one: one[0]):
             if end > shared.served + ROUNDING_BYTES:
                 continue
-            self._clock.after(self._model.wires[direction].one_way_ns, arrived)
+            self.clock.after(self._model.wires[direction].one_way_ns, arrived)
             behind = shared.behind.get(pipeline)
             if behind:
                 shared.heads[pipeline] = shared.served + self._model.message_bytes, behind.popleft()
