@@ -39,34 +39,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speeds", metavar="A,B", default="", help="of the sites' devices, relative, as 1,0.7")
     parser.add_argument("--systems", metavar="NAMES", default="", help="comma-separated (default: the usual ones)")
     parser.add_argument("--seed", type=int, default=1, help="where chance begins (default: 1)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="so many, from --seed on: means (default: 1)")
+    parser.add_argument(
+        "--pacing",
+        choices=("ideal", "core"),
+        default="ideal",
+        help="of the system proxyd: one message at a time, or granted by the coordinator's core (slow; default: ideal)",
+    )
     parser.add_argument("--out", metavar="FILE", help="write figures and inputs as JSON")
     parser.add_argument("--plot", metavar="FILE", help="draw 1f1b and proxyd (PNG; needs the 'report' extra)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from proxyd.sim.pipeline.report import SYSTEMS, experiment
+    from proxyd.sim.pipeline.granted import GrantedWan
+    from proxyd.sim.pipeline.report import SYSTEMS, experiment, mean_figures, table
 
     if args.plot:
         import matplotlib  # noqa: F401  # missing: said before the run, not after it
-    model = model_of(args)
+    if args.seeds < 1:
+        raise ConfigError(f"--seeds {args.seeds}: one run at least is needed")
+    model = model_of(args, args.seed)
     names = tuple(name for name in args.systems.split(",") if name) or SYSTEMS
     begin_s = time.perf_counter()
-    result = experiment(model, names)
+    wan = GrantedWan if args.pacing == "core" else None
+    seeds = range(args.seed, args.seed + args.seeds)
+    results = [experiment(model_of(args, seed), names, proxyd_wan=wan) for seed in seeds]
     took_s = time.perf_counter() - begin_s
-    report = {**result.figures(), "inputs": inputs_of(args, model)}
+    report = {**mean_figures(results), "inputs": inputs_of(args, model)}
     print(title_of(args, model))
-    print(result.table())
+    print(table(report))
     if args.out:
         Path(args.out).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if args.plot:
         from proxyd.cli.simulate_pipeline_picture import draw
 
-        draw(Path(args.plot), title_of(args, model), result)
-    print(f"{len(result.systems)} systems in {took_s:.1f} s", file=sys.stderr)
+        draw(Path(args.plot), title_of(args, model), results[0])
+    print(f"{len(results[0].systems)} systems in {took_s:.1f} s", file=sys.stderr)
     return EXIT_OK
 
 
-def model_of(args: argparse.Namespace) -> PipelineModel:
+def model_of(args: argparse.Namespace, seed: int) -> PipelineModel:
     """What the options mean. Raises ConfigError for what they can't."""
     from proxyd.sim.pipeline.model import preset_model
 
@@ -77,7 +89,7 @@ def model_of(args: argparse.Namespace) -> PipelineModel:
     return preset_model(
         args.preset,
         trace=args.trace,
-        seed=args.seed,
+        seed=seed,
         activations=args.activations,
         offload=args.offload,
         loss_penalty=args.loss_penalty,
@@ -99,6 +111,8 @@ def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
         "preset": args.preset,
         "trace": args.trace,
         "seed": args.seed,
+        "seeds": args.seeds,
+        "pacing": args.pacing,
         "loss_penalty": model.loss_penalty,
         "activations": model.activations,
         "offload": model.offload,
@@ -115,8 +129,9 @@ def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
 def title_of(args: argparse.Namespace, model: PipelineModel) -> str:
     """One line: what was assumed."""
     wire = model.wires["a", "b"]
+    seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1}" if args.seeds > 1 else f"seed {args.seed}"
     return (
-        f"{args.preset}, {args.trace}, seed {args.seed}: {wire.rate.mean_bytes_per_s * 8 / 1e9:.4g} Gbit/s, "
+        f"{args.preset}, {args.trace}, {seeds}: {wire.rate.mean_bytes_per_s * 8 / 1e9:.4g} Gbit/s, "
         f"{wire.one_way_ns / 1e6:g} ms one way, {model.pipelines} pipelines of {len(model.stages)} stages, "
         f"{model.micro_batches} micro-batches of {model.message_bytes >> 20} MiB each way"
     )

@@ -83,7 +83,9 @@ class GrantedWan:
             stream_capacity_bytes=max(4 << 20, most // 2),
         )
         self.clock = self._world.clock
-        settings = tuple(LinkSettings(name, 0, 0, 0, mtu_bytes=MTU_BYTES, source="default", live=True) for name in links)
+        settings = tuple(
+            LinkSettings(name, 0, 0, 0, mtu_bytes=MTU_BYTES, source="default", live=True) for name in links
+        )
         config = CoordinatorConfig(links=settings, control_rtt_ns=CONTROL_RTT_NS)
         self._world.start_coordinator(COORDINATOR, config, 1)
         self._rank = {}

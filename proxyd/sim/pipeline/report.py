@@ -12,7 +12,16 @@ from proxyd.sim.pipeline.systems import SystemResult, WanMaker, run_system
 
 SYSTEMS = ("1f1b", "zb_h1", "zb_h2", "offline", "1f1b_paced", "online_fair", "online", "offload_fair", "proxyd")
 """What a run compares unless it is told otherwise; the last one is what the speed-ups are about."""
-MORE_SYSTEMS = ("interleaved", "zb_v", "crosspipe", "pipemorph", "crosspipe_paced", "pipemorph_paced", "offline_paced")
+MORE_SYSTEMS = (
+    "interleaved",
+    "zb_v",
+    "crosspipe",
+    "pipemorph",
+    "crosspipe_paced",
+    "pipemorph_paced",
+    "offline_paced",
+    "proxyd_core",
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,25 +69,47 @@ class Experiment:
             "assumptions": one.assumptions,
         }
 
-    def table(self) -> str:
-        """For people."""
-        ours = self.of("proxyd").result.iteration_ns
-        lines = [
-            f"{'system':<16}{'seconds':>9}{'x bound':>9}{'x own':>8}{'held':>7}{'outside':>9}{'proxyd is':>11}  on"
-        ]
-        for figures, one in zip(self.figures()["systems"], self.systems, strict=True):
-            faster = one.result.iteration_ns / ours
-            lines.append(
-                f"{one.system:<16}{figures['iteration_seconds']:>9.2f}{figures['ratio_to_bound']:>9.3f}"
-                f"{figures['ratio_to_own_bound']:>8.3f}{figures['peak_activations']:>7.4g}"
-                f"{figures['peak_host_activations']:>9.4g}{faster:>10.2f}x  {one.assumptions}"
-            )
-        each = self.bounds
+
+def mean_figures(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    """Of the same experiment with several seeds: the mean of each figure, and of the ratios the mean of the ratios."""
+    each = [one.figures() for one in experiments]
+    if len(each) == 1:
+        return each[0]
+    mean = dict(each[0])
+    mean["bound_seconds"] = _mean([one["bound_seconds"] for one in each])
+    for part in ("bounds", "speedup_of_proxyd_over"):
+        mean[part] = {key: _mean([one[part][key] for one in each]) for key in each[0][part]}
+    mean["systems"] = []
+    for row in zip(*(one["systems"] for one in each), strict=True):
+        merged = dict(row[0])
+        for key, value in row[0].items():
+            if isinstance(value, int | float):
+                merged[key] = _mean([one[key] for one in row])
+        merged["worst_ratio_to_bound"] = max(one["ratio_to_bound"] for one in row)
+        mean["systems"].append(merged)
+    return mean
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 6)
+
+
+def table(figures: dict[str, Any]) -> str:
+    """For people."""
+    faster = {**figures["speedup_of_proxyd_over"], "proxyd": 1.0}
+    lines = [f"{'system':<16}{'seconds':>9}{'x bound':>9}{'x own':>8}{'held':>7}{'outside':>9}{'proxyd is':>11}  on"]
+    for one in figures["systems"]:
         lines.append(
-            f"{'bound':<16}{each.bound_ns / NANOS:>9.2f}  compute {each.compute_ns / NANOS:.2f}, "
-            f"WAN {each.wan_ns / NANOS:.2f}, queues in a row {each.queue_ns / NANOS:.2f}"
+            f"{one['system']:<16}{one['iteration_seconds']:>9.2f}{one['ratio_to_bound']:>9.3f}"
+            f"{one['ratio_to_own_bound']:>8.3f}{one['peak_activations']:>7.4g}"
+            f"{one['peak_host_activations']:>9.4g}{faster[one['system']]:>10.2f}x  {one['assumptions']}"
         )
-        return "\n".join(lines)
+    each = figures["bounds"]
+    lines.append(
+        f"{'bound':<16}{figures['bound_seconds']:>9.2f}  compute {each['compute_seconds']:.2f}, "
+        f"WAN {each['wan_seconds']:.2f}, queues in a row {each['queue_seconds']:.2f}"
+    )
+    return "\n".join(lines)
 
 
 def experiment(

@@ -18,6 +18,7 @@ online_fair     chosen at run time                                      shared f
 online          chosen at run time                                      one at a time  given
 offload_fair    chosen at run time, with offload                        shared fairly  given, and outside
 proxyd          chosen at run time, with offload                        one at a time  given, and outside
+proxyd_core     the same                                                granted        given, and outside
 =============== ======================================================= ============== =====================
 
 A plan knows the mean rate over the whole trace, not its course: that is what a planner can measure beforehand.
@@ -31,6 +32,7 @@ from collections.abc import Callable, Mapping
 from proxyd.core.errors import ConfigError
 from proxyd.sim.pipeline.bounds import bounds
 from proxyd.sim.pipeline.engine import Engine, Plant, StepResult
+from proxyd.sim.pipeline.granted import GrantedWan
 from proxyd.sim.pipeline.model import PipelineModel
 from proxyd.sim.pipeline.wan import FairWan, SerialWan, Wan
 from proxyd_client.schedule import orders
@@ -208,9 +210,12 @@ def recipe(name: str, model: PipelineModel, quotas: Mapping[int, int] | None = N
         case "offload_fair":
             room = model.activations + model.offload
             return Recipe(_online_plant(model, True, quotas), FairWan, (), fair, room)
-        case "proxyd":
+        case "proxyd" | "proxyd_core":
             room = model.activations + model.offload
-            return Recipe(_online_plant(model, True, quotas), SerialWan, (), serial, room)
+            plant = _online_plant(model, True, quotas)
+            if name == "proxyd_core":
+                return Recipe(plant, GrantedWan, (), "granted by proxyd's core, which is told nothing", room)
+            return Recipe(plant, SerialWan, (), serial, room)
     raise ConfigError(f"there is no system {name!r}")
 
 
