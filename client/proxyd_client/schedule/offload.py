@@ -5,9 +5,17 @@ not needed for longer than two transfers and one compute period: a shorter wait 
 slow network makes gradients late, so waits long and places scarce: then much moves. A fast one leaves free places, and
 nothing does.
 
+When all of these are needed soon, one of which only W is left goes: nobody waits for a W, and with its activation out
+of the way the F and B of others come first, for which somebody waits.
+
 **Back**: two transfers and two periods before it is needed, the one needed first before others. So the bus may be busy
-with another one, and the prediction a period wrong, and it is still there in time. Whatever was predicted, the next one
-needed comes back whenever there is room: a prediction that is missing or wrong costs time, never the step.
+with another one, and the prediction a period wrong, and it is still there in time. Whatever was predicted, the one that
+the next B needs comes back whenever there is room, and then the one that the next W needs: a prediction that is missing
+or wrong costs time, never the step.
+
+**No deadlock**: while anything is out, an F leaves a place free on the device (:mod:`.policy`), and what moves out
+leaves one outside. So of all places two are free: when the device is full and the next W lies outside, something can
+still go out, and that W's activation come in; the W runs, and a place is free for good.
 
 *Needed* is when its B can start. The next B's input is predicted, or it is reckoned from the learned time between an F
 and its gradient; the ones behind it follow at one period each. Without either nothing comes back early except the next
@@ -70,40 +78,47 @@ class Offload:
         """An activation that should leave now, the way out being free."""
         progress = self._only(worker)
         nbytes = progress.stage.activation_bytes
-        if worker.free_bytes >= FREE_PLACES * nbytes or worker.out_bytes + nbytes > self.host_bytes:
+        if worker.free_bytes >= FREE_PLACES * nbytes:
             return None
-        newest = progress.next[0] - 1
+        # The last place outside is for making room in need: see the module's text.
+        stuck = worker.free_bytes < nbytes and progress.places.get(progress.next[2]) == Place.OUT
+        if worker.out_bytes + (1 if stuck else 2) * nbytes > self.host_bytes:
+            return None
         running = worker.running
-        if running is not None and running.kind == 0 and running.micro_batch == newest:
-            newest -= 1  # its F still writes it
-        floor = progress.next[1]
-        while newest > floor and progress.places.get(newest) != Place.DEVICE:
-            newest -= 1
-        if newest <= floor:
-            return None
-        wait_ns = self.needed_ns(progress, newest, now_ns) - now_ns
-        if wait_ns <= 2 * self.transfer_ns + progress.period_ns:
-            return None
-        said = f"needed in {wait_ns / 1e6:.0f} ms" if wait_ns < NOT_BEFORE_NS // 2 else "nothing says when it is needed"
-        return Move(True, progress.stage.index, newest, f"memory is short, and it is the one needed last: {said}")
+        busy = running.micro_batch if running is not None else -1
+        newest = self._last_here(progress, progress.next[1] + 1, progress.next[0], busy)
+        if newest is not None:
+            wait_ns = self.needed_ns(progress, newest, now_ns) - now_ns
+            if wait_ns > 2 * self.transfer_ns + progress.period_ns:
+                said = f"needed in {wait_ns / 1e6:.0f} ms" if wait_ns < NOT_BEFORE_NS // 2 else "nothing says when"
+                return Move(True, progress.stage.index, newest, f"memory is short, and it is needed last: {said}")
+        waiting = self._last_here(progress, progress.next[2] + 1, progress.next[1], busy)
+        if waiting is not None:
+            return Move(True, progress.stage.index, waiting, "memory is short, and only its W is left to do")
+        if stuck and newest is not None:
+            return Move(True, progress.stage.index, newest, "the next W needs a place on the device")
+        return None
 
     def back(self, worker: Worker, now_ns: int) -> Move | None:
         """An activation that should come back now, the way in being free."""
         if not worker.out_bytes:
             return None
         progress = self._only(worker)
-        if worker.free_bytes < progress.stage.activation_bytes:
+        index, free = progress.stage.index, worker.free_bytes // progress.stage.activation_bytes
+        if free < 1:
             return None
-        first = number = progress.next[1]
-        places = progress.places
-        while places.get(number) != Place.OUT:
-            number += 1
-        if number == first:
-            return Move(False, progress.stage.index, number, "its B is the next one")
-        if self.needed_ns(progress, number, now_ns) - now_ns > self.lead_ns(progress):
-            return None
-        # One place stays free for the F that is to start, unless nothing is in the way of this one's B.
-        return Move(False, progress.stage.index, number, "its B is near")
+        places, first, weight = progress.places, progress.next[1], progress.next[2]
+        if places.get(first) == Place.OUT:
+            return Move(False, index, first, "its B is the next one")
+        if weight < first and places.get(weight) == Place.OUT:
+            return Move(False, index, weight, "its W is the next one")
+        number = self._first_out(progress, first + 1, progress.next[0])
+        if number is not None and self.needed_ns(progress, number, now_ns) - now_ns <= self.lead_ns(progress):
+            return Move(False, index, number, "its B is near")
+        number = self._first_out(progress, weight + 1, first)
+        if number is not None and free >= FREE_PLACES and progress.next[0] == worker.micro_batches:
+            return Move(False, index, number, "no F is left, so its W is near")
+        return None
 
     def lead_ns(self, progress: StageProgress) -> int:
         """So long before its B an activation starts to come back."""
@@ -114,11 +129,28 @@ class Offload:
         if not worker.out_bytes:
             return 0
         progress = self._only(worker)
-        number = progress.next[1]
-        while progress.places.get(number) != Place.OUT:
-            number += 1
+        number = self._first_out(progress, progress.next[1], progress.next[0])
+        if number is None:
+            return 0
         due_ns = self.needed_ns(progress, number, now_ns) - self.lead_ns(progress)
         return due_ns if now_ns < due_ns < NOT_BEFORE_NS // 2 else 0
+
+    @staticmethod
+    def _last_here(progress: StageProgress, begin: int, end: int, busy: int) -> int | None:
+        """The last micro-batch of a range whose activation is on the device and that no running task uses."""
+        places = progress.places
+        for number in range(end - 1, begin - 1, -1):
+            if number != busy and places.get(number) == Place.DEVICE:
+                return number
+        return None
+
+    @staticmethod
+    def _first_out(progress: StageProgress, begin: int, end: int) -> int | None:
+        places = progress.places
+        for number in range(begin, end):
+            if places.get(number) == Place.OUT:
+                return number
+        return None
 
     def _only(self, worker: Worker) -> StageProgress:
         if len(worker.stages) != 1:

@@ -6,7 +6,7 @@ here decides. All times are the driver's one clock.
 
 An activation is held from the start of its F to the end of its W. Meanwhile it is on the device, on its way out, out in
 host memory, or on its way back; it takes device memory in all places but ``OUT``. B and W need it on the device. One on
-its way out still is, so its B may start: the move is then void.
+its way out still is, so its B or W may start: the move is then void.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ class Worker:
             progress.places[task.micro_batch] = Place.DEVICE
             progress.next[1] += 1
         else:
+            progress.places[task.micro_batch] = Place.DEVICE
             progress.weight_part += 1
             if progress.weight_part == progress.stage.weight_parts:
                 progress.weight_part = 0
@@ -223,7 +224,7 @@ class Worker:
         self._move(stage, micro_batch, Place.DEVICE, Place.LEAVING)
 
     def left(self, stage: int, micro_batch: int) -> bool:
-        """The move is over. False: it is void, for its B has begun; what was copied is thrown away."""
+        """The move is over. False: it is void, for its B or W has begun; what was copied is thrown away."""
         progress = self.stages[stage]
         if progress.places.get(micro_batch) != Place.LEAVING:
             return False

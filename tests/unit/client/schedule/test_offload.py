@@ -62,6 +62,51 @@ def test_the_next_one_comes_back_whatever_is_predicted() -> None:
     assert worker.ready(B, 0)
 
 
+def with_waiting_w(memory: int, host: int) -> tuple[Worker, Offload]:
+    """Four B have run, no W; the gradients of all others are about to come."""
+    worker = filled(memory, memory)
+    for number in range(4):
+        worker.arrived(B, 0, number, 100 * MS)
+        worker.start(Task(B, 0, number), 100 * MS)
+        worker.finish(110 * MS)
+    worker.foretell(B, 0, 4, 111 * MS, 0)
+    return worker, Offload(host, 5 * MS)
+
+
+def test_one_of_which_only_w_is_left_goes_when_no_other_can_and_comes_back_in_order() -> None:
+    worker, offload = with_waiting_w(5, 10)
+    move = offload.out(worker, 110 * MS)
+    assert move is not None
+    assert (move.micro_batch, move.reason) == (3, "memory is short, and only its W is left to do")
+    for number in (3, 2, 1):
+        worker.leave(0, number)
+        worker.left(0, number)
+    assert offload.out(worker, 110 * MS) is None, "the next W's activation stays"
+    assert offload.back(worker, 110 * MS) is None
+    worker.start(Task(W, 0, 0), 110 * MS)
+    worker.finish(120 * MS)
+    assert offload.back(worker, 120 * MS) == Move(False, 0, 1, "its W is the next one")
+
+
+def test_the_last_place_outside_is_for_making_room_in_need() -> None:
+    worker, _ = with_waiting_w(5, 2)
+    assert Offload(1, 5 * MS).out(worker, 110 * MS) is None
+    offload = Offload(2, 5 * MS)
+    assert offload.out(worker, 110 * MS) is not None
+    worker.leave(0, 3)
+    worker.left(0, 3)
+    assert offload.out(worker, 110 * MS) is None, "one place is left outside, and nothing is stuck"
+
+
+def test_a_w_voids_a_move_that_is_under_way() -> None:
+    worker, _ = with_waiting_w(5, 10)
+    worker.leave(0, 0)
+    worker.start(Task(W, 0, 0), 110 * MS)
+    assert not worker.left(0, 0)
+    worker.finish(120 * MS)
+    assert (worker.held_bytes, worker.out_bytes) == (4, 0)
+
+
 def test_a_b_voids_a_move_that_is_under_way() -> None:
     worker = filled(1)
     worker.leave(0, 0)

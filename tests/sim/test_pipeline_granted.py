@@ -1,0 +1,40 @@
+"""Pipelines over proxyd's own machines: coordinator, agents and TCP, with nobody telling them the rate."""
+
+from __future__ import annotations
+
+from proxyd.core.traces import RateTrace, constant
+from proxyd.sim.pipeline.granted import GrantedWan, delayed
+from proxyd.sim.pipeline.model import preset_model
+from proxyd.sim.pipeline.systems import run_system
+
+SECOND_NS = 1_000_000_000
+
+
+def test_granted_slots_cost_little_over_one_message_at_a_time() -> None:
+    """3 % are asked for over whole steps (docs/scheduling.md has those); a short one has its ends in it: 6 %."""
+    model = preset_model("L1", seed=1, micro_batches=16)
+    ideal = run_system("proxyd", model)
+    granted = run_system("proxyd_core", model)
+    assert granted.result.iteration_ns >= granted.bound_ns
+    assert granted.result.iteration_ns <= 1.06 * ideal.result.iteration_ns
+    assert granted.result.use.keys() == {("a", "b"), ("b", "a")}
+
+
+def test_the_trace_begins_with_the_step() -> None:
+    trace = RateTrace((0, SECOND_NS), (10_000, 30_000), 2 * SECOND_NS)
+    later = delayed(trace, 5 * SECOND_NS)
+    assert later.rate_at(SECOND_NS) == 20_000
+    for at_ns in (0, SECOND_NS, 3 * SECOND_NS // 2):
+        assert later.rate_at(5 * SECOND_NS + at_ns) == trace.rate_at(at_ns)
+    assert delayed(constant(7_000), SECOND_NS).constant
+
+
+def test_messages_arrive_in_the_order_of_their_sends() -> None:
+    wan = GrantedWan(preset_model("L3", seed=1, micro_batches=8))
+    wan.start()
+    begun_ns = wan.clock.now_ns
+    seen: list[int] = []
+    for number in range(6):
+        wan.send(0, ("a", "b"), lambda number=number: seen.append(number))  # type: ignore[misc]
+    wan.clock.run(begun_ns + 2 * SECOND_NS, done=lambda: len(seen) == 6)
+    assert seen == list(range(6))
