@@ -8,9 +8,9 @@ or repeated, and nothing may grow.
     tools/soak.py --kill trainers,coordinator,agents --seed 7 --out build/soak.json
 
 Each message carries the SHA-256 of its body, the name of its stream and its number there; the receiver checks all
-three. A stream ends when its sender hears of an error; a gap in one is a lost message unless the receiver heard of an
-error too. Coordinator and agents are killed in the first third only, so that each of them has a life of two thirds to
-be judged by.
+three, and what it counts outlives it. A stream ends when its sender hears of an error; a gap in one is a lost message
+unless the receiver heard of an error too. Coordinator and agents are killed in the first third only, so that each of
+them has a life of two thirds to be judged by.
 
 Exit code 0: all bars hold. 1: the last lines say which do not. Two cores are enough: the links carry 160 Mbit/s.
 """
@@ -30,6 +30,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ HEAD = struct.Struct("<8sQ32s")
 TAG = 1
 IN_FLIGHT = 4
 WARM_SHARE = 1 / 3
+JUDGED_SHARE = (1 - WARM_SHARE) * 4 / 5
 MAX_GROWTH_BYTES = 5 * MIB
 MAX_GROWTH_BYTES_PER_H = 1 * MIB
 """Counts in runs of an hour and more: below that it is less than what a sample moves by."""
@@ -61,12 +63,32 @@ KINDS = ("trainers", "coordinator", "agents")
 # -- a trainer: a process of its own, so that it can be killed ---------------------------------------------------------
 
 
+class Tally:
+    """Counts in a file that both processes have mapped: whoever counts may be killed at any moment."""
+
+    NAMES = ("messages", "bytes", "wrong", "lost", "repeated or out of order")
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(8 * len(self.NAMES)))
+        self._counts = np.memmap(path, np.uint64, "r+")
+
+    def add(self, name: str, count: int = 1) -> None:
+        self._counts[self.NAMES.index(name)] += np.uint64(count)
+
+    def counts(self) -> collections.Counter[str]:
+        """All of them."""
+        return collections.Counter({n: int(c) for n, c in zip(self.NAMES, self._counts, strict=True) if c})
+
+
 class Trainer:
     """Sends to one other rank and receives from it, all the time."""
 
-    def __init__(self, socket: str, job: str, rank: int, other: int, seed: int, pause_s: float, largest: int) -> None:
+    def __init__(
+        self, socket: str, job: str, rank: int, other: int, seed: int, pause_s: float, largest: int, tally: Tally
+    ) -> None:
         self.endpoint = proxyd_client.connect(job, rank, socket=socket, timeout_s=WAIT_S)
-        self.other, self.pause_s, self.largest_bytes = other, pause_s, largest
+        self.other, self.pause_s, self.largest_bytes, self.tally = other, pause_s, largest, tally
         self.random = random.Random(seed)
         self.bodies = memoryview(np.random.default_rng(seed).bytes(2 * MAX_BODY_BYTES))
         self.quiet = threading.Event()
@@ -151,23 +173,24 @@ class Trainer:
     def check(self, data: memoryview) -> None:
         stream, number, digest = HEAD.unpack_from(data)
         body = data[HEAD.size :]
-        self.counts["messages"] += 1
-        self.counts["bytes"] += len(body)
+        self.tally.add("messages")
+        self.tally.add("bytes", len(body))
         if hashlib.sha256(body).digest() != digest:
-            self.counts["wrong"] += 1
+            self.tally.add("wrong")
         last = self.seen.get(stream)
         if last is not None and number <= last:
-            self.counts["repeated or out of order"] += 1
+            self.tally.add("repeated or out of order")
         elif last is not None and number > last + 1 and not self.heard_error:
-            self.counts["lost"] += 1
+            self.tally.add("lost")
         self.seen[stream] = number
         self.heard_error = False
 
 
 def trainer_main(arguments: list[str]) -> int:
     """Commands on stdin: ``quiet`` (send no more), ``end``. Each is answered by a line of JSON."""
-    socket, job, rank, other, seed, pause_s, largest = arguments
-    trainer = Trainer(socket, job, int(rank), int(other), int(seed), float(pause_s), int(largest))
+    socket, job, rank, other, seed, pause_s, largest, tally = arguments
+    kept = Tally(Path(tally))
+    trainer = Trainer(socket, job, int(rank), int(other), int(seed), float(pause_s), int(largest), kept)
     sending = threading.Thread(target=trainer.send, daemon=True)
     receiving = threading.Thread(target=trainer.receive, daemon=True)
     print(json.dumps({"ready": True}), flush=True)
@@ -229,7 +252,7 @@ class Life:
     fds: list[int] = field(default_factory=list)
 
     def growth_bytes(self) -> int:
-        """Of the last fifth over the first fifth after warm-up, by medians."""
+        """Of the last fifth over the first fifth after warm-up, by medians: so over JUDGED_SHARE of its life."""
         rest = self.rss_bytes[int(len(self.rss_bytes) * WARM_SHARE) :]
         part = max(1, len(rest) // 5)
         return int(statistics.median(rest[-part:]) - statistics.median(rest[:part]))
@@ -255,6 +278,8 @@ class Soak:
         self.kills: collections.Counter[str] = collections.Counter()
         self.counts: collections.Counter[str] = collections.Counter()
         self.lives: dict[int, Life] = {}
+        self.tallies: list[Tally] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="proxyd-soak-")
         # Three pairs over the link, one inside a site, which would be as fast as the machine.
         self.places = [
             Place(site, 2 * pair + end, 2 * pair + 1 - end, load.pause_s + (0.02 if sites == ("a", "a") else 0.0))
@@ -267,7 +292,9 @@ class Soak:
         place.lives += 1
         arguments = [self.cluster.agent(place.site).socket, "soak", str(place.rank), str(place.other)]
         arguments += [str(self.seed * 1000 + place.rank * 100 + place.lives), str(place.pause_s)]
-        arguments.append(str(self.load.largest_bytes))
+        tally = Path(self._directory.name) / f"{place.rank}-{place.lives}"
+        self.tallies.append(Tally(tally))
+        arguments += [str(self.load.largest_bytes), str(tally)]
         place.process = subprocess.Popen(
             [sys.executable, __file__, "trainer", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -369,6 +396,9 @@ class Soak:
             if place.process is not None:
                 place.process.kill()
                 place.process.wait()
+        for tally in self.tallies:
+            self.counts.update(tally.counts())
+        self._directory.cleanup()
 
 
 def fds_of(member: Member) -> int:
@@ -421,8 +451,7 @@ def soak(seconds: float, seed: int, kinds: list[str], load: Load) -> tuple[dict[
             "rss_anon_bytes": life.rss_bytes,
             "fds": life.fds,
         }
-        hours = len(life.rss_bytes) * (1 - WARM_SHARE) / 3600
-        limit = MAX_GROWTH_BYTES if seconds < 3600 else MAX_GROWTH_BYTES_PER_H * max(1.0, hours)
+        limit = MAX_GROWTH_BYTES if seconds < 3600 else MAX_GROWTH_BYTES_PER_H * seconds * JUDGED_SHARE / 3600
         if judged and growth > limit:
             problems.append(f"{life.label} grew by {growth / MIB:.1f} MiB after warm-up; at most {limit / MIB:.1f}")
     for pid, before in fds_before.items():
