@@ -14,6 +14,11 @@ from proxyd.wire.peer import Cancel
 
 FOUND_STREAMS = 2
 MAX_STREAMS = 64
+MAX_CANCELS = 1024
+"""Cancellations that are said again after a break. OFFERED_ALL tells those that fall off, without their reason."""
+SAID_NS = 60_000_000_000
+"""What was said so long ago over connections that still stand has arrived: they end after some seconds in which nothing
+gets through."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,8 +49,18 @@ class Peer:
     """Data got through over the connections that stand."""
     away_since_ns: int | None = None
     """Since when nothing has got through; None: it is well. It ends with progress, not with a handshake."""
-    cancels: OrderedDict[TransferId, Cancel] = dataclasses.field(default_factory=OrderedDict)
-    """Said (or to be said) of what it was offered; repeated after a break, which may have swallowed them."""
+    cancels: OrderedDict[TransferId, tuple[int, Cancel]] = dataclasses.field(default_factory=OrderedDict)
+    """Said (or to be said) of what it was offered, and when; repeated after a break, which may have swallowed them."""
+
+    def cancelled(self, transfer: TransferId, frame: Cancel, now_ns: int) -> None:
+        """Keep what is said of a message, for as long as it may have to be said again."""
+        self.cancels[transfer] = now_ns, frame
+        while len(self.cancels) > MAX_CANCELS or (self.connected and self._first_cancel_ns < now_ns - SAID_NS):
+            self.cancels.popitem(last=False)
+
+    @property
+    def _first_cancel_ns(self) -> int:
+        return next(iter(self.cancels.values()))[0]
 
 
 def streams_for(info: LinkInfo, capacity_bytes: int) -> int:

@@ -41,8 +41,6 @@ LOCAL_CHUNK_BYTES = 1 << 20
 """Chunk of a path within the site: large enough for full loopback speed, small enough to stay in a cache."""
 UNKNOWN_CHUNK_BYTES = 64 << 10
 """Chunk for a link of which nothing is known yet: no coordinator grants less at a time."""
-MAX_CANCELS = 1024
-"""Cancellations that are said again after a break. OFFERED_ALL tells those that fall off, without their reason."""
 UNPROVEN_NS = 20_000_000_000
 """Connections that broke sooner, and before any data got through, count with the break before them: TCP gives data that
 nobody acknowledges up after some seconds (:data:`proxyd.agent.tcp.DEAD_PATH_NS`), on a path that takes small frames
@@ -114,9 +112,7 @@ class Sender:
             frame = wire.Cancel(ErrorCode.PEER_LOST if ours else code, message[:1024])
             self.effects.append(ToPeer(out.peer, False, out.transfer, frame))
             if (peer := self.peers.get(out.peer)) is not None:
-                peer.cancels[out.transfer] = frame
-                if len(peer.cancels) > MAX_CANCELS:
-                    peer.cancels.popitem(last=False)
+                peer.cancelled(out.transfer, frame, now_ns)
         self.fail(out, code, message, now_ns)
 
     def fail(self, out: Outgoing, code: ErrorCode, message: str, now_ns: int) -> None:
@@ -258,7 +254,7 @@ class Sender:
                 peer.returning.setdefault(destination, []).append(out.transfer)
             else:
                 self._offer_once_more(out, peer)
-        for transfer, frame in peer.cancels.items():
+        for transfer, (_, frame) in peer.cancels.items():
             self.effects.append(ToPeer(peer.name, False, transfer, frame))
         peer.cancels.clear()
         self.effects.append(ToPeer(peer.name, False, wire.NO_TRANSFER, wire.OfferedAll()))

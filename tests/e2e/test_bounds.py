@@ -297,13 +297,19 @@ def test_what_strangers_say_is_never_run_nor_kept(start: Callable[..., Net], tmp
                 )
 
     all_of_it(3)
-    before = [(rss_bytes(member.pid, "RssAnon"), open_fds(member)) for member in members]
-    all_of_it(rounds)
-    for member, (memory, fds) in zip(members, before, strict=True):
-        until(lambda m=member, n=fds: open_fds(m) <= n, "no descriptor leaks")  # type: ignore[misc]
-        grown = rss_bytes(member.pid, "RssAnon") - memory
-        print(f"{member.label}: grown by {grown / KIB:.0f} KiB in {rounds} rounds")
-        assert grown <= MIB
+    fds = [open_fds(member) for member in members]
+    # On a busy machine gRPC serves more of it side by side, and its allocator keeps the room for that: once, where
+    # whatever is kept of what was said would take more each time.
+    for _ in range(3):
+        memory = [rss_bytes(member.pid, "RssAnon") for member in members]
+        all_of_it(rounds)
+        for member, most in zip(members, fds, strict=True):
+            until(lambda m=member, n=most: open_fds(m) <= n, "no descriptor leaks")  # type: ignore[misc]
+        grown = {m.label: rss_bytes(m.pid, "RssAnon") - before for m, before in zip(members, memory, strict=True)}
+        print(f"grown in {rounds} rounds: {', '.join(f'{name} {b / KIB:.0f} KiB' for name, b in grown.items())}")
+        if max(grown.values()) <= MIB:
+            break
+    assert max(grown.values()) <= MIB
     assert not mark.exists()
     exchange(net, sender, receiver, 0)
 

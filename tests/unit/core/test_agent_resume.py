@@ -136,6 +136,29 @@ def test_a_cancel_that_got_lost_is_said_again_with_its_reason() -> None:
     assert done(world) == [other]
 
 
+def test_a_cancel_of_long_ago_is_not_kept_over_connections_that_stand() -> None:
+    world = two_sites()
+    cancels = world.agent("a/0").sender.peers[B].cancels
+
+    def given_up(sequence: int) -> TransferId:
+        transfer = world.post("a/0", sequence, 0, 1, MIB)
+        world.put("a/0", ev.SendCancelled(transfer))
+        return transfer
+
+    first = given_up(1)
+    world.advance(59_000)
+    second = given_up(2)
+    assert list(cancels) == [first, second]
+    world.advance(2_000)
+    third = given_up(3)
+    assert list(cancels) == [second, third]
+    world.cut("a/0", "b/0")
+    world.run()
+    world.advance(20_000)
+    world.heal("a/0", "b/0")
+    assert not cancels, "said again, all of them"
+
+
 def test_what_the_sender_no_longer_knows_ends_with_its_list() -> None:
     world = two_sites()
     transfer = world.post("a/0", 1, 0, 1, MIB)
