@@ -7,8 +7,8 @@ Theory of the prediction. A link under grants serves one message after the other
 things are: when it will be there to send, when the link is free for it, and the link's rate::
 
     starts = max(ready, the link is free)      free: what the coordinator says waits, or, if that takes longer, what
-    leaves = starts + bytes / rate                   this agent still has to send; then what it announced with an
-                                                     earlier time, one after the other
+    leaves = starts + bytes / rate                   this agent still has to send, or when what it announced
+                                                     with the time before this one's has left
 
 The last byte arrives one way after it has left, and the word of it one way after it was said: the receiver counts what
 it is told, ``leaves``, from when it hears it.
@@ -19,7 +19,7 @@ announce is not in it: of all predictions it is the least certain, and says so (
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter
 
@@ -32,9 +32,6 @@ from proxyd.core.messages import Announce, DirectoryEntry
 from proxyd.core.peering import Peer
 from proxyd.wire import peer as wire
 from proxyd.wire.envelope import Envelope, TrafficClass
-
-MOST_BEFORE = 64
-"""Announcements that a prediction looks back at: a trainer may announce thousands, and each looks at those before."""
 
 _by_time = attrgetter("ready_ns")
 
@@ -72,8 +69,10 @@ class Announcer:
         if asks and book.coordinator is not None:
             said = Announce(plan.number, book.link, envelope.job, envelope.traffic_class, envelope.nbytes, ready_in_ns)
             self._effects.append(ToCoordinator(book.coordinator, said))
-        insort(self._due.setdefault(book.link, []), plan, key=_by_time)
-        self._foretell(plan, book, now_ns)
+        due = self._due.setdefault(book.link, [])
+        place = bisect_right(due, ready_ns, key=_by_time)
+        due.insert(place, plan)
+        self._foretell(plan, due[place - 1] if place else None, book, now_ns)
 
     def take(self, envelope: Envelope) -> int:
         """A message is posted: the number under which it may have been granted ahead; 0: it was not."""
@@ -110,18 +109,16 @@ class Announcer:
         if plan.foretold:
             self._tell(plan, 0)
 
-    def _foretell(self, plan: Plan, book: LinkBook, now_ns: int) -> None:
+    def _foretell(self, plan: Plan, before: Plan | None, book: LinkBook, now_ns: int) -> None:
         info = book.info
         if info is None or info.rate_bytes_per_s <= 0:
             return
         rate = info.rate_bytes_per_s
         waits_ns = info.waiting_bytes * NANOS // rate - max(0, now_ns - book.last_heard_ns)
         free_ns = now_ns + max(0, waits_ns, self._unsent_bytes(book.link) * NANOS // rate)
-        due = self._due[book.link]
-        place = due.index(plan)
-        for before in due[max(0, place - MOST_BEFORE) : place + 1]:
-            free_ns = max(free_ns, before.ready_ns) + book.lasts_ns(before.peer, before.nbytes, rate)
-        self._tell(plan, max(1, free_ns - now_ns))
+        starts_ns = max(free_ns, plan.ready_ns, before.leaves_ns if before is not None else 0)
+        plan.leaves_ns = starts_ns + book.lasts_ns(plan.peer, plan.nbytes, rate)
+        self._tell(plan, max(1, plan.leaves_ns - now_ns))
 
     def _tell(self, plan: Plan, finish_in_ns: int) -> None:
         peer = self._peers.get(plan.peer)

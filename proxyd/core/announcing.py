@@ -60,6 +60,8 @@ class Plan:
     link: LinkName
     peer: AgentName
     ready_ns: int
+    leaves_ns: int = 0
+    """When its last byte is predicted to leave; 0: unknown."""
     foretold: bool = False
     """The receiver was told when to expect it."""
 
