@@ -75,7 +75,8 @@ class PeerLink:
         there = world.link(owner.name.site, want.peer.site)
         back = world.link(want.peer.site, owner.name.site)
         self.rtt_ns = there.model.one_way_ns + back.model.one_way_ns
-        jitter = world.rng.randrange
+        # Chance of its own: how many frames there are must not change who is paused, and when.
+        jitter = random.Random(world.rng.getrandbits(64)).randrange
         self.forth = Ordered(world.clock, lambda: there.model.one_way_ns + jitter(20_000, 200_000))
         self.back = Ordered(world.clock, lambda: back.model.one_way_ns + jitter(20_000, 200_000))
         self._polling = False

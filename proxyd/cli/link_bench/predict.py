@@ -116,9 +116,8 @@ class _Flow:
                 told = self._one(data, out)
                 if count >= WARM_MESSAGES:
                     self.told.append(told)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, who joins this thread raises it
             self.error = error
-            raise
 
     def _one(self, data: bytes, out: bytearray) -> Told:
         scenario, tag, beliefs = self._scenario, self._tag, []
