@@ -34,6 +34,8 @@ shorter than what it saves. From the simulator: shares from 0.1 to 0.4 differ by
 
 NOTHING_READY = "nothing is ready: no input has arrived that isn't used"
 ALL_DONE = "everything has run"
+FIRST_B = "B first: after it only W holds the activation"
+OTHER_B = "B first: the stage before waits for it"
 
 
 class Policy(Protocol):
@@ -95,7 +97,8 @@ class Online:
             if worker.ready(Kind.B, index) and (found is None or progress.next[1] <= found.next[1]):
                 found = progress
         if found is not None:
-            return Decision(worker.upcoming(Kind.B, found.stage.index), "B first: the stage before waits for it")
+            why = FIRST_B if found.stage.first else OTHER_B
+            return Decision(worker.upcoming(Kind.B, found.stage.index), why)
         forward, refused = self._forward(worker)
         if forward is not None:
             held = self._held_back(worker, forward.durations_ns[0], now_ns) if forward.in_flight > 1 else None
