@@ -54,7 +54,7 @@ def test_torch_with_what_only_mpi_runs() -> None:
 
 
 def test_torchft() -> None:
-    results = running.run("torchft", "proxyd")
+    results = running.run("torchft", "proxyd", jobs=JOBS)  # two of them wait for 30 s
     bad = [f"{one['name']}: {one['outcome']}: {one['why']}" for one in results if one["outcome"] != "passed"]
     assert not bad, "\n".join(bad)
     assert len(results) >= 22

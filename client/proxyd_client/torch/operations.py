@@ -384,7 +384,8 @@ class Collectives:
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits itself; rank 0 raises with who is missing."""
-        limit = timeout or self.membership.timeout
+        # No time at all is a time: rank 0 then says at once that it has run out.
+        limit = self.membership.timeout if timeout is None else timeout
         if self.team is None:
             self.inner._get_backend(torch.device("cpu")).monitored_barrier(limit, wait_all_ranks)
             return
@@ -392,7 +393,8 @@ class Collectives:
         def run(team: Team, timeout_s: float) -> None:
             collectives.monitored_barrier(team, timeout_s, wait_all_ranks=wait_all_ranks)
 
-        self._submit("monitored_barrier", run, [], None, limit).wait()
+        least = datetime.timedelta(milliseconds=1)
+        self._submit("monitored_barrier", run, [], None, max(limit, least)).wait()
 
     def _start_coalescing(self, device: Any) -> None:
         """What follows, up to the end, is waited for as one."""
