@@ -163,3 +163,27 @@ def test_cuda_tensors(ends: tuple[Endpoint, Endpoint]) -> None:
     ends[1].recv_into(payload_of_tensor(out, writable=True), 0, timeout_s=60)
     handle.wait(20)
     assert torch.equal(out, result)
+
+
+def test_a_collective_takes_what_was_queued_before_it_and_gives_its_result_back() -> None:
+    import torch
+
+    from proxyd_client.torch.host_tensors import HostTensor
+
+    trainer = Stream()
+    copies, kept = copies_of(trainer)
+    tensor = torch.zeros(4, 1000).t()
+
+    def kernel() -> None:
+        time.sleep(0.05)
+        tensor.fill_(3)
+
+    trainer.queue(kernel)
+    host = HostTensor(tensor, copies)
+    values = host.values()
+    assert values.eq(3).all(), "the kernel came first"
+    values.add_(1)
+    assert tensor.eq(3).all(), "only when it is given back"
+    host.give_back()
+    assert tensor.eq(4).all()
+    assert len(kept) == 2, "the allocator knows of both copies"

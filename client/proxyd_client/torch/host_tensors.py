@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxyd_client.torch.devices import copies_for
+from proxyd_client.torch.devices import Copies, copies_for
 from proxyd_client.torch.tensors import check_kind
 
 _NO_BLOCK = np.empty(0, np.uint8)
@@ -19,11 +19,14 @@ class HostTensor:
     A contiguous one of host memory is itself; others are brought here, and taken back by :meth:`give_back`.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """In the trainer's thread. Raises TensorError for sparse and quantised tensors."""
+    def __init__(self, tensor: torch.Tensor, copies: Copies | None = None) -> None:
+        """In the trainer's thread. Raises TensorError for sparse and quantised tensors.
+
+        :param copies: how its device's memory is reached; default: by its device.
+        """
         check_kind(tensor)
         self.tensor = tensor.detach()
-        self._copies = copies_for(tensor.device)
+        self._copies = copies_for(tensor.device) if copies is None else copies
         # What the trainer had queued on its stream so far comes first.
         self._posted = self._copies.mark(self.tensor) if self._copies is not None and tensor.numel() else None
         self._host: torch.Tensor | None = None
