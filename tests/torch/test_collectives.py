@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.rig import Counters, crossed_under_grants
+from tests.e2e.rig import Counters, crossed_under_grants, until
 
 if TYPE_CHECKING:
     from proxyd.cli.cluster import Cluster
@@ -709,12 +709,25 @@ def sum_of(rank: int, nbytes: int) -> float:
     return float(x[0])
 
 
+def acknowledged(cluster: Cluster, before: Counters, wanted: dict[str, int]) -> Counters:
+    """The counters once so much was acknowledged: a collective is done when everything is received, before that."""
+
+    def counted() -> Counters | None:
+        after = Counters.of(cluster)
+        enough = all(after.transferred[link] - before.transferred[link] >= size for link, size in wanted.items())
+        return after if enough else None
+
+    counters = until(counted, f"{wanted} bytes are acknowledged", timeout_s=20)
+    assert counters is not None
+    return counters
+
+
 def test_a_sum_crosses_once_per_site_and_under_grants(world: World, cluster: Cluster) -> None:
     size = 8 * MIB
     world.run(sum_of, 1000)
     before = Counters.of(cluster)
     world.run(sum_of, size)
-    after = Counters.of(cluster)
+    after = acknowledged(cluster, before, {"a->b": size, "b->a": size})
     crossed_under_grants(before, after, dict.fromkeys(("a->b", "b->a"), size), dict.fromkeys(("a->b", "b->a"), size))
     for link in ("a->b", "b->a"):
         assert after.transferred[link] - before.transferred[link] <= 1.05 * size, link
@@ -738,7 +751,7 @@ def test_broadcasts_and_gathers_cross_once_per_site(world: World, cluster: Clust
     world.run(broadcast_and_gather, 10)
     before = Counters.of(cluster)
     world.run(broadcast_and_gather, size)
-    after = Counters.of(cluster)
+    after = acknowledged(cluster, before, {"a->b": 3 * size, "b->a": 2 * size})
     moved = {link: after.transferred[link] - before.transferred[link] for link in ("a->b", "b->a")}
     assert 3 * size <= moved["a->b"] <= 1.05 * 3 * size, "the broadcast's and two ranks' blocks"
     assert 2 * size <= moved["b->a"] <= 1.05 * 2 * size, "two ranks' blocks"
