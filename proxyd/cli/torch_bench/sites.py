@@ -22,8 +22,8 @@ from proxyd.wan.topology import module_environment
 
 SITES = ("a", "b")
 TCP_BUFFER_MAX_BYTES = 16 << 20
-START_TIMEOUT_S = 60.0
-STEP_TIMEOUT_S = 100.0
+START_TIMEOUT_S = 180.0
+STEP_TIMEOUT_S = 300.0
 START_IN_NS = 60_000_000
 """Commands go out that long before the moment at which all ranks begin."""
 SETTLE_S = 0.15
