@@ -147,3 +147,11 @@ def test_with_two_stages_per_worker_the_wan_is_crossed_more_often() -> None:
     assert len(run_system("zb_v", model).result.spans) == 2 * 16 * 16 * 3
     for name in ("zb_v", "interleaved"):
         assert run_system(name, model).result.iteration_ns > run_system("zb_h1", model).result.iteration_ns
+
+
+def test_one_penalty_gives_the_published_share_of_a_single_site() -> None:
+    """1F1B across 10 Gbit/s and 60 ms round trip: 56.4 % of a single site's throughput, within 2 points."""
+    model = preset_model("10G60", trace="constant", loss_penalty=0.15)
+    one_site_ns = (model.micro_batches + len(model.stages) - 1) * model.stages[0].period_ns
+    share = one_site_ns / run_system("1f1b", model).result.iteration_ns
+    assert share == pytest.approx(0.564, abs=0.02)
