@@ -63,7 +63,9 @@ def test_losses_and_gradients_are_those_of_gloo(world: World, schedule: str, dty
 @pytest.mark.parametrize(("schedule", "dtype", "static"), WIDE)
 def test_the_same_over_two_ranks_at_each_site(world: World, schedule: str, dtype: str, static: bool) -> None:
     outer, inner, *_ = both(world, schedule, dtype, static, ALL)
-    assert inner["announced"] > outer["announced"] == 0, "only what crosses is announced"
+    assert inner["announced"] > 0
+    if schedule in (*pipes.SINGLE, *pipes.V_SHAPED):  # the others go on from the last rank to the first, across sites
+        assert outer["announced"] == 0, "only what crosses is announced"
 
 
 def test_each_byte_that_crosses_was_granted_and_passed_two_agents(world: World, cluster: Cluster) -> None:
