@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from proxyd_client.link import Link
 
 _by_number = attrgetter("number")
+MOST_CLOSED_GROUPS = 4096
+"""Names are remembered for messages that are still on their way when a group is closed."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -94,6 +96,7 @@ class Matcher:
     """The two queues, per (group, tag). Each is short or empty in practice; both are sorted by number."""
 
     def __init__(self) -> None:
+        self._closed: dict[str, None] = {}
         self._offers = 0
         self._posts = 0
         self._messages: dict[tuple[str, int], list[Incoming]] = {}
@@ -140,11 +143,20 @@ class Matcher:
         waiting = [receive for queue in self._receives.values() for receive in queue if receive.src == src]
         return sorted(waiting, key=_by_number)
 
-    def of_group(self, group: str) -> tuple[list[Posted], list[Incoming]]:
-        """Receives of a group that hold no message, and its messages that no receive holds."""
-        receives = [receive for queue in self._receives.values() for receive in queue if receive.group == group]
-        messages = [one for queue in self._messages.values() for one in queue if one.envelope.group == group]
-        return receives, messages
+    def close_group(self, group: str) -> list[Posted]:
+        """Nothing more of a group is wanted; its receives that hold no message."""
+        self._closed[group] = None
+        if len(self._closed) > MOST_CLOSED_GROUPS:
+            del self._closed[next(iter(self._closed))]
+        return [receive for queue in self._receives.values() for receive in queue if receive.group == group]
+
+    def is_closed(self, group: str) -> bool:
+        """Whether :meth:`close_group` was called for it."""
+        return group in self._closed
+
+    def of_group(self, group: str) -> list[Incoming]:
+        """Messages of a group that no receive holds."""
+        return [one for queue in self._messages.values() for one in queue if one.envelope.group == group]
 
     def all_waiting(self) -> list[Posted]:
         """Receives that hold no message, in order."""

@@ -57,8 +57,6 @@ from proxyd_client.resuming import Knowledge
 _COPY_BYTES = 4 << 20
 SMALL_BYTES = 64 << 10
 """Copied at once by whoever hears of it, with the lock held: that takes less than to hand it to another thread."""
-MOST_CLOSED_GROUPS = 4096
-"""Names are remembered for messages that are still on their way when a group is closed."""
 LOST_GRACE_S = 0.3
 """A restarted rank is announced a moment after the end of its former life: so long its receives don't fail."""
 
@@ -69,7 +67,6 @@ class Receiver:
     def __init__(self, core: SessionCore) -> None:
         self.core = core
         self._matcher = Matcher()
-        self._closed_groups: dict[str, None] = {}
         self._incoming: dict[TransferId, Incoming] = {}
         self._arenas: dict[int, Mapping] = {}
         self._private = Private()
@@ -79,9 +76,9 @@ class Receiver:
         """Ranks that were here when the agent ended, and of which its next life has said nothing yet."""
         self._missing_timer: threading.Timer | None = None
         self._here: dict[int, int] = {}
-        """Ranks that are registered, and their lives; also those out of reach."""
+        """Ranks that are registered (or out of reach), and their lives."""
         self._leaving: dict[int, PeerGone] = {}
-        """Ranks that are gone or out of reach, if the next moment doesn't show otherwise."""
+        """Those that are gone or out of reach, if the next moment doesn't show otherwise."""
         self._gone: dict[int, str] = {}
         self.forecast = Forecast()
 
@@ -186,14 +183,12 @@ class Receiver:
         with core.lock:
             if core.failure is not None:
                 return
-            self._closed_groups[group] = None
-            if len(self._closed_groups) > MOST_CLOSED_GROUPS:
-                del self._closed_groups[next(iter(self._closed_groups))]
+            open_ones = self._matcher.close_group(group)
             held = [i.receive for i in self._incoming.values() if i.envelope.group == group and i.receive]
-            for receive in cast("list[Receive]", [*self._matcher.of_group(group)[0], *held]):
+            for receive in cast("list[Receive]", [*open_ones, *held]):
                 if self._withdraw(receive):
                     self._end(receive, receive.failure(ClosedError, "was given up", "its group was closed", ""))
-            for incoming in self._matcher.of_group(group)[1]:
+            for incoming in self._matcher.of_group(group):
                 self._matcher.retract(incoming)
                 self._drop(incoming)
 
@@ -225,7 +220,7 @@ class Receiver:
         self._incoming[frame.transfer] = incoming
         if not frame.envelope.nbytes:
             self._knowledge.delivered(frame.envelope.src_rank, frame.transfer)
-        if frame.envelope.group in self._closed_groups:
+        if self._matcher.is_closed(frame.envelope.group):
             self._drop(incoming)
         else:
             self._settle(self._matcher.offer(incoming))
@@ -299,8 +294,7 @@ class Receiver:
         self._gone.pop(frame.rank, None)
 
     def on_peer_gone(self, frame: PeerGone) -> None:
-        """A rank has ended, or can't reach us: what it offered may still land (or fail by itself), nothing else will
-        come of it."""
+        """A rank has ended, or can't reach us: only what it offered may still land (or fail by itself)."""
         if self._here.get(frame.rank, frame.incarnation) != frame.incarnation:
             return  # a newer life of it is here already
         if not frame.returns:
