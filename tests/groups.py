@@ -46,8 +46,7 @@ GROUPS = {
         "integration/test_strangers.py",
         "integration/test_tls.py",
     ),
-    # The soak takes three minutes and half a processor, so it comes first and the others pass by it.
-    "by_file": ("faults/test_soak.py", "torch"),
+    "by_file": ("torch",),
     "alone": (),
 }
 """In the order in which they run: a broken core shows in seconds, not after the emulated WAN has run."""

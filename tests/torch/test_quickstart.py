@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,10 @@ def test_it_runs_as_written_and_has_at_most_ten_lines(tmp_path: Path) -> None:
     assert install == "pip install 'proxyd[daemon,torch]'"  # this environment has it
     (tmp_path / "train.py").write_text(script)
     # `jobs -p` ends the daemons, and whoever is left of a run that failed, as Ctrl-C in the terminal does.
-    commands = "\n".join(["trap 'kill $(jobs -p)' EXIT", *rest, "wait %2"])
+    commands = "\n".join(["trap 'kill $(jobs -p)' EXIT", *rest, "wait $!"])
+    with socket.socket() as free:  # other tests run beside this one
+        free.bind(("127.0.0.1", 0))
+        commands = commands.replace("29400", str(free.getsockname()[1]))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         ["bash", "-c", commands],

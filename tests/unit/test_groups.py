@@ -35,7 +35,6 @@ def test_every_test_file_is_in_a_group_and_every_group_has_some() -> None:
         ("e2e/test_a_new_file.py", (), "alone"),
         ("wan/test_wan_links.py", ("netns", "slow"), "alone"),
         ("faults/test_soak.py", ("slow", "together"), "together"),
-        ("faults/test_soak.py", ("slow",), "by_file"),
         ("torch/test_anything.py", (), "by_file"),
         ("a_new_room/test_it.py", (), "alone"),
         ("test_here.py", (), "alone"),
