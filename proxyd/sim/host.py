@@ -50,14 +50,20 @@ class Network(Protocol):
 class Ordered:
     """A connection for small messages: each takes its delay, none overtakes another."""
 
-    def __init__(self, clock: Clock, delay_ns: Callable[[], int]) -> None:
+    def __init__(self, clock: Clock, delay_ns: Callable[[], int], least_ns: int = 0) -> None:
         self._clock = clock
         self._delay_ns = delay_ns
+        self.least_ns = least_ns
         self._last_ns = 0
 
     def send(self, deliver: Callable[[], None]) -> None:
         """Deliver after the delay."""
         self._last_ns = max(self._last_ns, self._clock.now_ns + self._delay_ns())
+        self._clock.at(self._last_ns, deliver)
+
+    def follow(self, deliver: Callable[[], None]) -> None:
+        """Deliver right behind what was sent before: no chance is drawn, so that it changes nobody else's."""
+        self._last_ns = max(self._last_ns, self._clock.now_ns + self.least_ns)
         self._clock.at(self._last_ns, deliver)
 
 
@@ -75,10 +81,11 @@ class PeerLink:
         there = world.link(owner.name.site, want.peer.site)
         back = world.link(want.peer.site, owner.name.site)
         self.rtt_ns = there.model.one_way_ns + back.model.one_way_ns
-        # Chance of its own: how many frames there are must not change who is paused, and when.
-        jitter = random.Random(world.rng.getrandbits(64)).randrange
-        self.forth = Ordered(world.clock, lambda: there.model.one_way_ns + jitter(20_000, 200_000))
-        self.back = Ordered(world.clock, lambda: back.model.one_way_ns + jitter(20_000, 200_000))
+        jitter = world.rng.randrange
+        self.forth = Ordered(
+            world.clock, lambda: there.model.one_way_ns + jitter(20_000, 200_000), there.model.one_way_ns
+        )
+        self.back = Ordered(world.clock, lambda: back.model.one_way_ns + jitter(20_000, 200_000), back.model.one_way_ns)
         self._polling = False
 
     def dial(self) -> None:
@@ -401,7 +408,9 @@ class AgentHost:
                 return
             peer.frame(me, not inbound, transfer, frame)
 
-        (link.back if inbound else link.forth).send(deliver)
+        line = link.back if inbound else link.forth
+        # How often predictions are told must not change whose packets are late and who is paused.
+        (line.follow if isinstance(frame, (wire.Expect, wire.Foretell)) else line.send)(deliver)
 
     def frame(self, peer: AgentName, inbound: bool, transfer: TransferId, frame: wire.Frame) -> None:
         """A control frame came."""
