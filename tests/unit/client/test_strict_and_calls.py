@@ -73,7 +73,8 @@ def test_a_misfit_ends_both_and_the_next_pair_matches(
     assert np.array_equal(right, good)
     for send in sends:
         send.wait(20)
-    receiver.link_state(0)  # behind whatever the endpoint wrote before
+    for _ in range(2):  # what came with the first answer was released behind the first question
+        receiver.link_state(0)
     assert agent.count(wire.Release) == 2
 
 
