@@ -7,6 +7,7 @@ length. A message keeps to its line: text from a peer cannot forge the next one.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -76,6 +77,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def _is_no_cancelled_call(record: logging.LogRecord) -> bool:
+    """Drops what grpc says, with a traceback, of a call that was cancelled before its handler ran: at a server's stop
+    that is how it is meant to end."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and isinstance(error, asyncio.CancelledError))
+
+
 def setup_logging(
     level: str = "info", style: Literal["text", "json"] = "text", stream: TextIO | None = None
 ) -> logging.Handler:
@@ -85,6 +93,7 @@ def setup_logging(
     root = logging.getLogger()
     for old in [old for old in root.handlers if getattr(old, "proxyd_owned", False)]:
         root.removeHandler(old)
+    handler.addFilter(_is_no_cancelled_call)
     handler.proxyd_owned = True  # type: ignore[attr-defined] # our mark: leave other people's handlers alone
     root.addHandler(handler)
     root.setLevel(level.upper())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -94,3 +95,16 @@ def test_throttle_keys_are_bounded() -> None:
     _, log = logged("text")
     throttle = Throttle(log, 1_000_000_000, clock_ns=lambda: 0, max_keys=2)
     assert [throttle.warning(key, "x") for key in ("a", "b", "c", "c", "a")] == [True, True, True, False, True]
+
+
+def test_a_call_that_was_cancelled_at_the_stop_is_no_error_of_ours() -> None:
+    stream, log = logged("text")
+    for name, error in (
+        ("grpc._cython.cygrpc", asyncio.CancelledError()),
+        ("grpc._cython.cygrpc", ValueError("a real one")),
+        ("proxyd.x", asyncio.CancelledError()),
+    ):
+        logging.getLogger(name).error("not handled", exc_info=error)
+    assert stream.getvalue().count("not handled") == 2
+    assert "a real one" in stream.getvalue()
+    assert log
