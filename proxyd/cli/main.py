@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("proxyd.cli.replay", "feed a grant log through a coordinator again: the same must come out"),
     "policy show": ("proxyd.cli.policy_show", "the policy that a running coordinator applies"),
     "policy reload": ("proxyd.cli.policy_reload", "make a running coordinator read its policy again"),
+    "doctor": ("proxyd.cli.doctor", "what of this host and its configuration gets in the way, each with its fix"),
     "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
     "bench local": ("proxyd.cli.bench_local", "speed between two trainers of one host, through its agent"),
