@@ -45,6 +45,9 @@ def test_bubbles_without_a_network_are_those_of_the_papers(count: int, f: int, b
     if f == b == w:
         h2 = run_system("zb_h2", model).result
         assert max(idle_ns(h2, worker, model) for worker in range(count)) == 0
+        v = run_system("zb_v", model).result
+        assert max(idle_ns(v, worker, model) for worker in range(count)) == 0
+        assert v.iteration_ns == (3 * count * (f + b + w) + (count - 1) * f // 2) * MS
 
 
 def two_stages(delay_ms: int, busy_ms: int, pipelines: int = 1, micro_batches: int = 40) -> PipelineModel:

@@ -1,8 +1,8 @@
-"""Static schedules: 1F1B, ZB-H1, ZB-H2, interleaved, and one with as much warm-up as a delay asks for. Pure.
+"""Static schedules: 1F1B, ZB-H1, ZB-H2, ZB-V, interleaved, and one with as much warm-up as a delay asks for. Pure.
 
 Each function answers the order of one worker. Sources, read as descriptions: 1F1B and interleaved from the Megatron-LM
-papers, ZB-H1 and ZB-H2 from "Zero Bubble Pipeline Parallelism" (Qi et al.). ZB-V has no closed form: it comes from
-:func:`proxyd_client.schedule.planner.zb_v`.
+papers, ZB-H1, ZB-H2 and ZB-V from "Zero Bubble Pipeline Parallelism" (Qi et al.). Public implementations have the same
+orders, task by task: ``tests/torch/test_schedule_simulators.py`` compares them.
 
 ======== =================== ============================ =================== ====================
 order    warm-up of stage i  W lags B by                  activations held    bubble, no delays
@@ -10,12 +10,14 @@ order    warm-up of stage i  W lags B by                  activations held    bu
 1F1B     p-1-i               0 (one backward, fused)      p-i                 (p-1)(F+B+W)
 ZB-H1    p-1-i               i                            p                   (p-1)(F+B-W)
 ZB-H2    2(p-1-i)            2i                           2p-1                (p-1)(F+B-2W)
+ZB-V     two stages each     see :func:`zb_v`             p                   0 where F = B = W
 ======== =================== ============================ =================== ====================
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from proxyd_client.errors import ArgumentError
@@ -92,6 +94,43 @@ def interleaved(workers: int, index: int, chunks: int, micro_batches: int) -> Or
         if warm + place < len(forward):
             tasks.append(Task(Kind.F, *forward[warm + place]))
         tasks += [Task(Kind.B, *one), Task(Kind.W, *one)]
+    return _order(tasks)
+
+
+def zb_v(workers: int, index: int, micro_batches: int) -> Order:
+    """ZB-V: the row goes down through the workers and back up, so worker ``index`` has the stages ``index`` and
+    ``2 * workers - 1 - index``, and the loss is on the first worker, where the row began.
+
+    It is made for F = B = W: no bubble then but the way to the first input, in the memory of 1F1B's first stage. Every
+    micro-batch crosses each border between workers twice each way, forward and backward.
+    """
+    _checked(workers, index, micro_batches)
+    down, up, near = index, 2 * workers - 1 - index, workers - index
+    # A shorter step is this one with the later micro-batches left out.
+    enough = max(micro_batches, 2 * workers - 1)
+    done: Counter[tuple[Kind, int]] = Counter()
+    tasks: list[Task] = []
+
+    def run(times: int, *steps: tuple[Kind, int]) -> None:
+        for _ in range(times):
+            for kind, stage in steps:
+                if done[kind, stage] < micro_batches:
+                    tasks.append(Task(kind, stage, done[kind, stage]))
+                done[kind, stage] += 1
+
+    whole_up = (Kind.F, up), (Kind.B, up), (Kind.W, up)
+    back_down = (Kind.B, down), (Kind.W, down)
+    # Until the first micro-batch has come down and back up; then its gradient is at hand at once.
+    run(2 * near - 1, (Kind.F, down))
+    run(index, (Kind.F, up), (Kind.F, down))
+    run(near, *whole_up)
+    run(enough - done[Kind.F, down], (Kind.F, down), *back_down, *whole_up)
+    run(enough - done[Kind.F, up], *back_down, *whole_up)
+    # No F is left: W waits, for those before need the gradients.
+    run(index, (Kind.B, down), (Kind.B, up))
+    run(near, *back_down)
+    run(enough - done[Kind.W, up], (Kind.W, up))
+    run(enough - done[Kind.W, down], (Kind.W, down))
     return _order(tasks)
 
 

@@ -133,24 +133,6 @@ def plan(
     return Plan(orders, model.now_ns)
 
 
-def v_shape(stage_count: int, worker_count: int) -> list[list[int]]:
-    """Stages of each worker in a V: down through the workers and back up. Raises ArgumentError unless there are two
-    stages per worker."""
-    if stage_count != 2 * worker_count:
-        raise ArgumentError(f"a V has two stages per worker: {stage_count} stages, {worker_count} workers")
-    return [[place, stage_count - 1 - place] for place in range(worker_count)]
-
-
-def zb_v(workers: Sequence[Sequence[Stage]], micro_batches: int) -> Plan:
-    """ZB-V: two stages per worker in a V, memory as 1F1B's first stage, planned without delays.
-
-    First and last stage are on one worker, so a gradient comes back without crossing the row again; but every
-    micro-batch crosses each border between workers twice each way.
-    """
-    memory = [len(workers) * sum(stage.activation_bytes for stage in each) for each in workers]
-    return plan(workers, micro_batches, memory, [Hop()] * (2 * len(workers) - 1))
-
-
 def tapered(stage_count: int, first: int, last: int) -> dict[int, int]:
     """Quotas that fall evenly from the first stage to the last: micro-batches in flight are of use where the way to the
     gradient is long."""

@@ -36,7 +36,7 @@ from proxyd.sim.pipeline.granted import GrantedWan
 from proxyd.sim.pipeline.model import PipelineModel
 from proxyd.sim.pipeline.wan import FairWan, SerialWan, Wan
 from proxyd_client.schedule import orders
-from proxyd_client.schedule.planner import Hop, plan, v_shape, zb_v
+from proxyd_client.schedule.planner import Hop, plan
 from proxyd_client.schedule.policy import Online, Policy, fixed
 from proxyd_client.schedule.tasks import Order, Stage
 from proxyd_client.schedule.worker import Worker
@@ -189,9 +189,8 @@ def recipe(name: str, model: PipelineModel, quotas: Mapping[int, int] | None = N
             return Recipe(plant, FairWan, cut, f"{fair}; crosses the WAN three times each way", 4 * count, True)
         case "zb_v":
             cut = halves(model)
-            shape = tuple(tuple(each) for each in v_shape(2 * count, count))
-            made = zb_v([[cut[index] for index in each] for each in shape], batches)
-            plant = _fixed_plant(model, lambda place: made.orders[place], stages=cut, row=shape)
+            shape = tuple((place, 2 * count - 1 - place) for place in range(count))
+            plant = _fixed_plant(model, lambda place: orders.zb_v(count, place, batches), stages=cut, row=shape)
             return Recipe(plant, FairWan, cut, f"{fair}; crosses the WAN twice each way", 2 * count, True)
         case "crosspipe":
             return Recipe(_crosspipe(model), FairWan, (), f"{fair}; planned for the mean rate", model.activations)

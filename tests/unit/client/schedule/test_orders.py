@@ -39,6 +39,17 @@ def test_interleaved(index: int) -> None:
         orders.interleaved(4, index, 2, 9)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3, 6, 7, 20])
+@pytest.mark.parametrize("index", range(4))
+def test_zb_v_has_two_stages_each_in_the_memory_of_1f1b(index: int, micro_batches: int) -> None:
+    order = orders.zb_v(4, index, micro_batches)
+    complete(order, 2, micro_batches)
+    assert {task.stage for task in order.tasks} == {index, 7 - index}
+    assert order.peak_activations <= 8, "halves"
+    if micro_batches >= 7:
+        assert order.peak_activations == 8
+
+
 def test_delays_widen_the_gap_in_the_warm_up_where_memory_allows() -> None:
     def warm_up(activations: int) -> list[int]:
         made = [orders.delay_aware(100, [0, 130, 0], index, 20, activations) for index in range(4)]

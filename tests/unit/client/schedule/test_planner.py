@@ -6,7 +6,7 @@ import pytest
 
 from proxyd_client.errors import ArgumentError
 from proxyd_client.schedule import Stage
-from proxyd_client.schedule.planner import Hop, best_quotas, plan, tapered, v_shape, zb_v
+from proxyd_client.schedule.planner import Hop, best_quotas, plan, tapered
 
 
 def row(count: int, task_ns: int = 10) -> list[list[Stage]]:
@@ -24,17 +24,6 @@ def test_more_memory_hides_a_delay() -> None:
     few, many = (plan(row(2), 32, [room] * 2, [Hop(0, 100)]).makespan_ns for room in (2, 16))
     assert many == 10 + 100 + 32 * 30
     assert few > 1.5 * many
-
-
-def test_zb_v_has_no_bubble_in_the_middle_and_the_memory_of_1f1b() -> None:
-    shape = v_shape(8, 4)
-    assert shape == [[0, 7], [1, 6], [2, 5], [3, 4]]
-    stages = [[Stage(i, i == 0, i == 7, 10, 10, 10) for i in sorted(each)] for each in shape]
-    made = zb_v(stages, 32)
-    assert all(order.peak_activations <= 8 for order in made.orders)
-    assert made.makespan_ns <= 1.1 * 32 * 60
-    with pytest.raises(ArgumentError, match="two stages per worker"):
-        v_shape(7, 4)
 
 
 def test_the_best_quotas_win() -> None:
