@@ -12,6 +12,7 @@ from proxyd_client.dial import Address, Identity
 from proxyd_client.errors import ArgumentError, ClosedError, ProxydError
 from proxyd_client.link import Link
 from proxyd_client.progress import Progress
+from proxyd_client.waiting import Waiting
 
 _LONGEST_WAIT_S = 10 * 365 * 86400.0
 
@@ -27,6 +28,7 @@ class SessionCore:
         self.progress = progress
         self.lock: threading.Lock = progress.lock
         self.calls = Calls()
+        self.waiting = Waiting(self)
         self.failure: ProxydError | None = None
         self.closing = False
         self.away = False

@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
@@ -69,6 +70,12 @@ class Endpoint:
         """Whether it has ended: closed, replaced by a newer process, without an agent, or a forked child's."""
         core = self._session.core
         return core.has_ended() or core.closing or core.pid != os.getpid()
+
+    @property
+    def waiting(self) -> AbstractContextManager[None]:
+        """To be entered around a wait that is for messages, by what is built on this library: then the operator sees it
+        with the trainer's own (``proxyd_job_wait_seconds_total``)."""
+        return self._session.core.waiting
 
     def isend(
         self,

@@ -119,7 +119,7 @@ class Receiver:
                 while not receive.ended:
                     if receive.copy_is_due_here:
                         self._copy_step(receive)
-                    elif not core.progress.wait_for(lambda: receive.ended or receive.copy_is_due_here, deadline_ns):
+                    elif not core.waiting.wait_for(lambda: receive.ended or receive.copy_is_due_here, deadline_ns):
                         raise self._timeout(receive, timeout_s)
                 core.progress.wait_locally(lambda: not receive.copying)
             except BaseException:

@@ -101,6 +101,7 @@ class Session:
             deadline_ns = time.monotonic_ns() + max(0, linger_ns)
             core.progress.wait_for(lambda: self.sender.all_settled or core.failure is not None, deadline_ns)
             if core.failure is None:
+                core.waiting.tell(now=True)
                 core.link.send(Bye(code=ErrorCode.CLOSED, message="closed by its owner"))
                 flushed_by_ns = time.monotonic_ns() + _FLUSH_ON_CLOSE_NS
                 core.progress.wait_for(lambda: not core.link.backlog_bytes, flushed_by_ns)

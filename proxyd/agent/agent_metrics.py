@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from proxyd.agent.clients import ClientHub
 from proxyd.core.agent import AgentStatus
+from proxyd.core.ended import BOUNDS_NS, Ended
 from proxyd.runtime.limits import Door
-from proxyd.runtime.metrics import Labels, MetricFamily, build_info, counter, gauge
+from proxyd.runtime.metrics import Labels, MetricFamily, Sample, build_info, counter, gauge
 from proxyd.wire.envelope import TrafficClass
+
+NO_CONNECTIONS: Mapping[str, int] = {"out": 0, "in": 0}
+MAX_LINKS = 12
+"""Links with a histogram of their own; the others are added up as ``other``, so that a family stays below the limit."""
+OTHER = "other"
+
+
+def _durations(status: AgentStatus) -> Iterator[Sample]:
+    names = {link: str(link) for link in dict.fromkeys(link for link, _, _ in status.ended)}
+    named = dict(itertools.islice(names.items(), MAX_LINKS))
+    sums: dict[tuple[str, int], list[Ended]] = {}
+    for link, traffic, found in status.ended:
+        sums.setdefault((named.get(link, OTHER), traffic), []).append(found)
+    for (link_name, traffic), ended in sums.items():
+        labels = {"link": link_name, "traffic_class": TrafficClass(traffic).label}
+        counts = list(itertools.accumulate(map(sum, zip(*(one.counts for one in ended), strict=True))))
+        if counts[-1]:
+            for bound_ns, count in zip(BOUNDS_NS, counts, strict=False):
+                yield Sample({**labels, "le": f"{bound_ns / 1e9:g}"}, count, "_bucket")
+            yield Sample({**labels, "le": "+Inf"}, counts[-1], "_bucket")
+            yield Sample(labels, counts[-1], "_count")
+            yield Sample(labels, sum(one.took_ns for one in ended) / 1e9, "_sum")
 
 
 def agent_families(
@@ -20,27 +44,35 @@ def agent_families(
     denied: int = 0,
     doors: Sequence[Door] = (),
     damaged_frames: int = 0,
+    connections: Mapping[str, int] = NO_CONNECTIONS,
 ) -> list[MetricFamily]:
     """One scrape's families.
 
     :param slow_start_after_idle: the kernel takes TCP's window back during pauses.
     :param denied: messages that a coordinator, or its operator's rules, denied.
+    :param connections: data connections by direction, ``out`` and ``in``.
     """
     transfers: list[tuple[Labels, float]] = []
     nbytes: list[tuple[Labels, float]] = []
-    for link, traffic, ok, count, total_bytes in status.done:
+    for link, traffic, found in status.ended:
         labels = {"link": str(link), "traffic_class": TrafficClass(traffic).label}
-        transfers.append(({**labels, "outcome": "ok" if ok else "failed"}, count))
-        if ok:
-            nbytes.append((labels, total_bytes))
+        transfers.append(({**labels, "outcome": "ok"}, found.ok))
+        transfers.append(({**labels, "outcome": "failed"}, found.failed))
+        nbytes.append((labels, found.ok_bytes))
     links = [({"link": str(one.link)}, one) for one in status.links]
     up = sum(connected for _, connected in status.peers)
     peers: list[tuple[Labels, float]] = [({"state": "up"}, up), ({"state": "down"}, len(status.peers) - up)]
-    budget = hub.budget
+    budget, waits = hub.budget, hub.job_waits.all()
     return [
         build_info("agent"),
         counter("proxyd_transfer_bytes_total", "Payload delivered and acknowledged, by sender.", nbytes),
         counter("proxyd_transfers_total", "Messages sent from here that ended.", transfers),
+        MetricFamily(
+            "proxyd_transfer_seconds",
+            "From a trainer's send until the delivery was known here; messages that left this agent.",
+            "histogram",
+            list(_durations(status)),
+        ),
         counter(
             "proxyd_granted_bytes_total",
             "Payload sent under grants.",
@@ -117,6 +149,12 @@ def agent_families(
         gauge("proxyd_outgoing_transfers", "Messages sent from here and not yet over.", [({}, status.outgoing)]),
         gauge("proxyd_incoming_transfers", "Messages received here and not yet released.", [({}, status.incoming)]),
         gauge("proxyd_clients", "Attached trainers.", [({}, hub.client_count)]),
+        gauge("proxyd_job_clients", "Attached trainers of each job.", [({"training_job": job}, n) for job, n, _ in waits]),
+        counter(
+            "proxyd_job_wait_seconds_total",
+            "Time that trainers of a job stood still for messages, as they say.",
+            [({"training_job": job}, waited_ns / 1e9) for job, _, waited_ns in waits],
+        ),
         gauge(
             "proxyd_strangers",
             "Connections that have not said who they are.",
@@ -134,6 +172,11 @@ def agent_families(
         ),
         gauge("proxyd_peers", "Peer agents that are wanted.", peers),
         gauge(
+            "proxyd_data_connections",
+            "Connections that carry payload, to and from peer agents.",
+            [({"direction": direction}, count) for direction, count in connections.items()],
+        ),
+        gauge(
             "proxyd_coordinator_up",
             "1 while the control session stands.",
             [({"coordinator": address}, int(connected)) for address, connected in coordinators],
@@ -148,5 +191,10 @@ def agent_families(
             "proxyd_arena_bytes",
             "Shared memory promised to arenas, and its cap.",
             [({"kind": "used"}, budget.used_bytes), ({"kind": "limit"}, budget.limit_bytes)],
+        ),
+        gauge(
+            "proxyd_message_bytes",
+            "Shared memory that holds messages: those being sent, and those that arrive or are still in use.",
+            [({"direction": direction}, total) for direction, total in hub.message_bytes().items()],
         ),
     ]

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable
 
 from proxyd.wire.arena import (
     PAGE_BYTES,
@@ -212,3 +213,9 @@ def make_receive_block(
     block = Block(transfer, arena, extent, extent + block_prefix_bytes(nbytes, chunk_bytes), nbytes, chunk_bytes)
     write_block_prefix(block.prefix, BlockPrefix(transfer, nbytes, chunk_bytes))
     return block
+
+
+def prefault_all(arenas: Iterable[Arena], nbytes: int) -> None:
+    """The same for the beginning of each."""
+    for arena in arenas:
+        arena.prefault(nbytes)

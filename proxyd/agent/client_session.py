@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxyd.agent.arenas import Arena, Block
+from proxyd.agent.arenas import Arena, Block, prefault_all
 from proxyd.agent.memory import EndpointMemory, MemoryLimitError
 from proxyd.agent.outbox import Outbox
 from proxyd.core.events import (
@@ -284,6 +284,8 @@ class ClientSession:
                 self._hub.emit(SendCancelled(TransferId(self.incarnation, frame.sequence)))
             case wire.AnnounceSend():
                 self._on_announce(frame)
+            case wire.Waited():
+                self._hub.job_waits.waited(self.endpoint.job, self.incarnation, frame.waited_ns)
             case wire.ArenaWanted():
                 self._on_arena_wanted(frame)
             case wire.LinkStateWanted():
@@ -370,7 +372,7 @@ class ClientSession:
         self.tell(frame)
         for arena in arenas:
             self.grant_arena(arena)
-        self._loop.run_in_executor(self._hub.prefault_executor, _prefault, first, self._hub.prefault_bytes)
+        self._loop.run_in_executor(self._hub.prefault_executor, prefault_all, first, self._hub.prefault_bytes)
         self.attached = True
         self.age_ns = min(hello.age_ns, MAX_DURATION_NS)
         self._left()
@@ -593,8 +595,3 @@ class ClientSession:
 
 def _nothing() -> None:
     pass
-
-
-def _prefault(arenas: tuple[Arena, Arena], nbytes: int) -> None:
-    for arena in arenas:
-        arena.prefault(nbytes)

@@ -16,6 +16,7 @@ from typing import Protocol
 from proxyd.agent.arenas import Arena, Block
 from proxyd.agent.client_session import ClientSession, Incoming
 from proxyd.agent.handshake import Identity
+from proxyd.agent.job_waits import JobWaits
 from proxyd.agent.memory import EndpointMemory, MemoryBudget, MemoryLimitError
 from proxyd.agent.outbox import Turn
 from proxyd.agent.trainer_proofs import TrainerProofs
@@ -135,6 +136,7 @@ class ClientHub:
         self.max_sends = max_sends
         """Sends under way that one trainer may have."""
         self.refused_sends = 0
+        self.job_waits = JobWaits(clock)
         self.budget = MemoryBudget(memory_bytes)
         self.turn = Turn()
         """What a trainer's frames lead to leaves when they are all read."""
@@ -156,6 +158,11 @@ class ClientHub:
     def memory_limit_bytes(self) -> int:
         """The cap over all arenas."""
         return self.budget.limit_bytes
+
+    def message_bytes(self) -> dict[str, int]:
+        """Payload in shared memory, by direction. What is handed over counts as being sent."""
+        received = (i.block.nbytes for i in self._incoming.values() if i.block is not None and i.source_arena is None)
+        return {"out": sum(entry.block.nbytes for entry in self._outgoing.values()), "in": sum(received)}
 
     @property
     def client_count(self) -> int:
@@ -215,6 +222,7 @@ class ClientHub:
         self._strangers.discard(session)
         self._current[endpoint] = session
         self._by_life[endpoint, hello.incarnation] = session
+        self.job_waits.joined(endpoint.job, hello.incarnation, session.age_ns)
         _log.info(
             "client attached",
             extra=fields(endpoint=endpoint, incarnation=f"{hello.incarnation:016x}", pid=session.who.pid),
@@ -256,6 +264,7 @@ class ClientHub:
             del self._current[session.endpoint]
         if self._by_life.get((session.endpoint, session.incarnation)) is session:
             del self._by_life[session.endpoint, session.incarnation]
+            self.job_waits.left(session.endpoint.job, session.incarnation)
         for transfer in [t for t, i in self._incoming.items() if i.session is session and i.block is None]:
             del self._incoming[transfer]
         self._release_memory(session)

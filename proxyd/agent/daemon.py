@@ -37,7 +37,7 @@ from proxyd.runtime.limits import Descriptors, Door
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
-from proxyd.runtime.reloading import AgentReloader
+from proxyd.runtime.reloading import AgentReloader, Reloads
 from proxyd.runtime.tls import agent_tls, security_families, watch_certificate
 from proxyd.wire.peer import MAX_CHUNK_BYTES
 
@@ -65,6 +65,7 @@ def run(config: conf.Config, ready_fd: int | None = None, path: str | None = Non
         agent = Agent(section, token, stop, proofs)
         if reloader is not None:
             reloader.apply = agent.reconfigure
+            agent.reloads = reloader.reloads
         await _serve(agent, section, ready_fd, stop)
 
     return run_daemon(serve, None if reloader is None else reloader.reload)
@@ -162,6 +163,7 @@ class Agent:
             tls=self._tls,
         )
         self._me = me
+        self.reloads = Reloads()
         self._effects: Effects | None = None
         self._inbound: InboundListener | None = None
         self._listeners: list[ClientListener] = []
@@ -292,8 +294,14 @@ class Agent:
             denied=0 if self._effects is None else self._effects.denied,
             doors=self._doors(),
             damaged_frames=self._damaged_frames(),
+            connections=self._connections(),
         )
-        return [*families, *security_families(self._me.refusals, self._tls)]
+        return [*families, *security_families(self._me.refusals, self._tls), *self.reloads.families()]
+
+    def _connections(self) -> dict[str, int]:
+        inbound = 0 if self._inbound is None else self._inbound.data_connection_count
+        outbound = 0 if self._effects is None else sum(link.stream_count for link in self._effects.peers.values())
+        return {"out": outbound, "in": inbound}
 
     def _damaged_frames(self) -> int:
         inbound = 0 if self._inbound is None else self._inbound.damaged_frames

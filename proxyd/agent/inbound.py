@@ -195,6 +195,11 @@ class InboundListener:
         """Connections that stand."""
         return sum(1 + peer.stream_count for peer in self._peers.values())
 
+    @property
+    def data_connection_count(self) -> int:
+        """Those that carry payload."""
+        return sum(peer.stream_count for peer in self._peers.values())
+
     def send(self, peer: AgentName, transfer: TransferId, frame: wire.Frame) -> None:
         """A control frame to a sender; dropped when it is no longer connected."""
         inbound = self._peers.get(peer)

@@ -100,8 +100,8 @@ class AdminService(AdminServicer):
             file=keeper.path or "",
             minute_of_week=keeper.minute_of_week,
             time_zone=keeper.config.require_coordinator().time_zone,
-            reloads=keeper.reloads,
-            refused=keeper.refused,
+            reloads=keeper.reloads.used,
+            refused=keeper.reloads.refused,
         )
 
     async def ReloadPolicy(

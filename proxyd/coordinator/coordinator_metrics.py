@@ -58,6 +58,16 @@ LINK_GAUGES: tuple[tuple[str, str, _Read], ...] = (
         lambda link: link.bottleneck_bytes_per_s,
     ),
     (
+        "proxyd_link_estimate_age_seconds",
+        "Since the estimate was last confirmed; 0 for a configured one.",
+        lambda link: link.estimate_age_ns / 1e9,
+    ),
+    (
+        "proxyd_link_segment_bytes",
+        "Payload of a full packet, to turn segments into bytes.",
+        lambda link: link.segment_bytes,
+    ),
+    (
         "proxyd_link_granted_rate_bytes_per_second",
         "Payload rate that is granted now.",
         lambda link: link.granted_rate_bytes_per_s,
@@ -151,12 +161,12 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
     yield counter(
         "proxyd_job_granted_bytes_total",
         "Payload bytes granted to each job.",
-        [({"link": str(link.link), "job": job.name}, job.granted_bytes) for link in status.links for job in link.jobs],
+        [({"link": str(link.link), "training_job": job.name}, job.granted_bytes) for link in status.links for job in link.jobs],
     )
     yield gauge(
         "proxyd_job_waiting_bytes",
         "Bytes of each job that wait for grants.",
-        [({"link": str(link.link), "job": job.name}, job.waiting_bytes) for link in status.links for job in link.jobs],
+        [({"link": str(link.link), "training_job": job.name}, job.waiting_bytes) for link in status.links for job in link.jobs],
     )
     yield from shadow_families(status.links)
     yield from observer.families()

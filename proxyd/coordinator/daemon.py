@@ -35,6 +35,7 @@ from proxyd.runtime.limits import STRANGERS
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer
 from proxyd.runtime.notify import Notifier
+from proxyd.runtime.reloading import Reloads
 from proxyd.runtime.tls import coordinator_tls, security_families, watch_certificate
 
 log = logging.getLogger("proxyd.coordinator")
@@ -236,6 +237,7 @@ class _Daemon:
         self.admin = AdminService(why_standby=self._why_standby)
         self._server = ControlServer(self.servicer, self.admin, guard, with_reflection=section.reflection)
         self._metrics: MetricsServer | None = None
+        self._reloads = Reloads()
         if self.election is None:
             self._make()  # what is wrong with the grant log shows before anything listens
 
@@ -250,9 +252,10 @@ class _Daemon:
 
     def _families(self) -> Iterable[MetricFamily]:
         if self.coordinator is not None:
-            return self.coordinator.families()
+            return [*self.coordinator.families(), *self._reloads.families()]
         guard = self._guard
         return [
+            *self._reloads.families(),
             *standby_families(),
             *session_families(self.servicer),
             *security_families(guard.refusals, guard.tls),
@@ -342,6 +345,7 @@ class _Daemon:
             loop.call_later,
             apply=self._reconfigure,
             token=self._token,
+            reloads=self._reloads,
         )
         self.admin.policy = keeper
         ending.callback(keeper.close)

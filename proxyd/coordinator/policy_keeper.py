@@ -18,7 +18,7 @@ from proxyd.core.events import CoordinatorEvent, LocalTime, PolicyChanged
 from proxyd.core.policy import DAY_MINUTES, Policy
 from proxyd.runtime.config import Config, load_config
 from proxyd.runtime.logs import fields
-from proxyd.runtime.reloading import SECRET_KEYS, changed_keys, changed_secrets, follow_log_settings
+from proxyd.runtime.reloading import SECRET_KEYS, Reloads, changed_keys, changed_secrets, follow_log_settings
 
 log = logging.getLogger("proxyd.coordinator")
 
@@ -52,6 +52,7 @@ class PolicyKeeper:
     :param wall: the wall clock.
     :param apply: the daemon's part of a reload, see :attr:`proxyd.runtime.reloading.AgentReloader.apply`.
     :param token: what its token_file held at start.
+    :param reloads: counts how they turn out.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class PolicyKeeper:
         *,
         apply: Callable[[Config], str] = lambda _: "",
         token: bytes = b"",
+        reloads: Reloads | None = None,
     ) -> None:
         self._apply = apply
         self._token = token
         self.config = config
         self.path = path
         self.policy: Policy = config.policy
-        self.reloads = 0
-        self.refused = 0
+        self.reloads = Reloads() if reloads is None else reloads
         self._running = config
         """What is in force of that which only a restart changes."""
         self._tell = tell
@@ -121,7 +122,7 @@ class PolicyKeeper:
         differs = tuple(needs_restart(self._running, config, self._token))
         changed = policy != self.policy
         self.config, self.policy = config, policy
-        self.reloads += 1
+        self.reloads.good()
         if changed:
             self._tell(PolicyChanged(policy))
         self._tell(LocalTime(self.minute_of_week))
@@ -136,7 +137,7 @@ class PolicyKeeper:
         return Reload(True, message, differs)
 
     def _refuse(self, why: str) -> Reload:
-        self.refused += 1
+        self.reloads.bad()
         log.error("the policy was not reloaded, the old one stays in force: %s", why)
         return Reload(False, why)
 

@@ -189,10 +189,7 @@ class AgentMachine:
                 ("resized", sender.asking.announcer.announced.resized),
                 ("unposted", sender.asking.announcer.announced.unposted),
             ),
-            done=tuple(
-                (link, traffic, ok, count, sender.done_bytes[link, traffic, ok])
-                for (link, traffic, ok), count in sorted(sender.done_count.items())
-            ),
+            ended=sender.ended.all(),
         )
 
     # ------------------------------------------------------------------------------------- routing

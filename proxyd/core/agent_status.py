@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from proxyd.core.ended import Ended
 from proxyd.core.ids import AgentName, EndpointName, LinkName
 
 
@@ -57,5 +58,5 @@ class AgentStatus:
     resumed_clients: int
     announced: tuple[tuple[str, int], ...]
     """How announcements turned out: (outcome, number of them), cumulative."""
-    done: tuple[tuple[LinkName, int, bool, int, int], ...]
-    """(link, traffic class, ok, transfers, bytes), cumulative."""
+    ended: tuple[tuple[LinkName, int, Ended], ...]
+    """(link, traffic class, figures), cumulative."""

@@ -108,6 +108,10 @@ class LinkStatus:
     """By name."""
     limit_bytes_per_s: int = 0
     """What the policy allows now, payload; 0: no limit."""
+    estimate_age_ns: int = 0
+    """Since the estimate was last confirmed; a configured one has no age."""
+    segment_bytes: int = 0
+    """Payload of a full packet, for shares of losses."""
 
     @property
     def granted_rate_bytes_per_s(self) -> int:

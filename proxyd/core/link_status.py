@@ -3,6 +3,7 @@ made of), what agents are told of it, and what must always hold."""
 
 from __future__ import annotations
 
+from proxyd.core.bandwidth import HEADERS_BYTES
 from proxyd.core.coordinator_status import JobStatus, LaneStatus, LinkStatus, WaitingStatus
 from proxyd.core.fallback import FallbackRates
 from proxyd.core.grants import REPACE_DOWN, LinkGranter
@@ -68,6 +69,8 @@ def link_status(
         shadow=None if shadow is None else shadow.status(),
         jobs=tuple(JobStatus.of(granter.queue, account) for account in granter.queue.accounts()),
         limit_bytes_per_s=granter.limit_bytes_per_s,
+        estimate_age_ns=estimate.age_ns,
+        segment_bytes=granter.settings.mtu_bytes - HEADERS_BYTES,
     )
 
 

@@ -25,6 +25,7 @@ from proxyd.core.effects import (
     ToPeer,
     WantPeer,
 )
+from proxyd.core.ended import EndedMessages
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import (
     DirectoryEntry,
@@ -61,8 +62,7 @@ class Sender:
         self._unoffered: dict[EndpointName, deque[TransferId]] = {}
         self.awaited: Container[EndpointName] = ()
         """Destinations that nobody lists any more, and that may come back: waited for like known ones."""
-        self.done_bytes: dict[tuple[LinkName, int, bool], int] = {}
-        self.done_count: dict[tuple[LinkName, int, bool], int] = {}
+        self.ended = EndedMessages()
         self.resent_chunks = 0
         self.resumed_transfers = 0
         """Messages that went on over another connection, and ..."""
@@ -137,9 +137,7 @@ class Sender:
             self.warmer.ended(out)
             self.asking.close(out, ok, 0, now_ns)
             return
-        key = (self._link_of(out), out.envelope.traffic, ok)
-        self.done_count[key] = self.done_count.get(key, 0) + 1
-        self.done_bytes[key] = self.done_bytes.get(key, 0) + (out.nbytes if ok else 0)
+        self.ended.add(self._link_of(out), out.envelope.traffic, ok, out.nbytes, now_ns - out.posted_ns)
         self.asking.close(out, ok, arrival_span_ns, now_ns)
 
     def _padded(self, out: Outgoing, now_ns: int) -> None:
@@ -155,9 +153,7 @@ class Sender:
         """Drop a handed-over message whose end was told elsewhere."""
         del self.transfers[out.transfer]
         link = LinkName(self.config.agent.site, self.config.agent.site)
-        key = (link, out.envelope.traffic, True)
-        self.done_count[key] = self.done_count.get(key, 0) + 1
-        self.done_bytes[key] = self.done_bytes.get(key, 0) + out.nbytes
+        self.ended.add(link, out.envelope.traffic, True, out.nbytes, None)
 
     def waits_for(self, destination: EndpointName) -> bool:
         """Whether messages wait for a destination that can't be reached yet."""

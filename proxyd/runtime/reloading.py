@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from proxyd.core.errors import ConfigError
 from proxyd.runtime.config import AgentConfig, Config, CoordinatorConfig, load_config, read_token
 from proxyd.runtime.logs import fields, setup_logging
+from proxyd.runtime.metrics import MetricFamily, counter, gauge
 
 
 def changed_keys(table: str, before: BaseModel, after: BaseModel, but: Collection[str] = ()) -> Iterator[str]:
@@ -61,6 +63,50 @@ AGENT_APPLIES = frozenset({"jobs"})
 """Keys of ``[agent]`` that a reload applies; ``[log]``, TLS files and the jobs' tokens besides."""
 
 
+class Reloads:
+    """How reading the file again turned out; what a daemon was started with counts as read.
+
+    :param wall: the wall clock, in seconds.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self.used = 0
+        self.refused = 0
+        self._last_was_good = True
+        self._good_at_s = wall()
+
+    def good(self) -> None:
+        """The file is in force."""
+        self.used += 1
+        self._last_was_good, self._good_at_s = True, self._wall()
+
+    def bad(self) -> None:
+        """It was refused, and nothing changed."""
+        self.refused += 1
+        self._last_was_good = False
+
+    def families(self) -> list[MetricFamily]:
+        """Of either daemon, for a scrape."""
+        return [
+            counter(
+                "proxyd_config_reloads_total",
+                "Configuration files that were read again, by what became of them.",
+                [({"outcome": "used"}, self.used), ({"outcome": "refused"}, self.refused)],
+            ),
+            gauge(
+                "proxyd_config_last_reload_successful",
+                "0 while the configuration file is not the one in force, because it was refused.",
+                [({}, int(self._last_was_good))],
+            ),
+            gauge(
+                "proxyd_config_last_reload_success_timestamp_seconds",
+                "When the configuration in force was read.",
+                [({}, self._good_at_s)],
+            ),
+        ]
+
+
 class AgentReloader:
     """An agent's file. The log, the TLS files and what trainers must prove follow it; everything else is fixed
     while the agent runs, because trainers' memory, listeners and peers' connections were made by it.
@@ -72,6 +118,7 @@ class AgentReloader:
 
     def __init__(self, config: Config, path: str, token: bytes = b"") -> None:
         self._token = token
+        self.reloads = Reloads()
         self.apply: Callable[[Config], str] = lambda _: ""
         """The agent's part: takes on what it can and answers what that was, in words ("": nothing changed). It may
         raise ConfigError, having changed nothing."""
@@ -85,8 +132,10 @@ class AgentReloader:
             config = load_config(self._path, "agent")
             applied = self.apply(config)
         except ConfigError as error:
+            self.reloads.bad()
             self._log.error("the file was not read again, the old configuration stays in force: %s", error)
             return False
+        self.reloads.good()
         changed = follow_log_settings(self._config, config)
         before, after = self._config.require_agent(), config.require_agent()
         needs_restart = [

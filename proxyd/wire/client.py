@@ -68,9 +68,10 @@ from proxyd.wire.codec import (
     u64_list,
 )
 from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, Envelope, TransferId
+from proxyd.wire.phase import SendPhase as SendPhase
 from proxyd.wire.values import value
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 HEADER = struct.Struct("<IHHQ")  # body bytes, type, flags (0), payload bytes that follow the body
 HEADER_BYTES = HEADER.size
 MAX_BODY_BYTES = 64 << 10
@@ -90,36 +91,6 @@ class ArenaKind(enum.IntEnum):
     """Blocks allocated by the agent, written by it, read by the client."""
     PEER = 3
     """Another local client's SEND arena, read-only here: same-host messages are handed over without a copy."""
-
-
-class SendPhase(enum.IntEnum):
-    """Where a send stands; named in timeouts."""
-
-    RESOLVE = 0
-    CREDIT = 1
-    QUEUED = 2
-    GRANTED = 3
-    SENDING = 4
-    UNACKNOWLEDGED = 5
-    RECONNECTING = 6
-    AGENT_AWAY = 7
-
-    @property
-    def label(self) -> str:
-        """What the phase waits for, in words."""
-        return _PHASE_LABELS[self]
-
-
-_PHASE_LABELS = {
-    SendPhase.RESOLVE: "looking for the destination",
-    SendPhase.CREDIT: "waiting for room at the receiver",
-    SendPhase.QUEUED: "queued at the coordinator",
-    SendPhase.GRANTED: "granted",
-    SendPhase.SENDING: "sending",
-    SendPhase.UNACKNOWLEDGED: "sent, waiting for the acknowledgement",
-    SendPhase.RECONNECTING: "waiting for the connection to the receiver's agent to come back",
-    SendPhase.AGENT_AWAY: "waiting for this host's agent to come back",
-}
 
 
 @value(frozen=True, slots=True)
@@ -479,6 +450,14 @@ class LinkState:
 
 
 @value(frozen=True, slots=True)
+class Waited:
+    """For so long more this trainer stood still for messages (:mod:`proxyd_client.waiting`); it adds up."""
+
+    TYPE = 33
+    waited_ns: int = u64()
+
+
+@value(frozen=True, slots=True)
 class Bye:
     """Orderly end, either side. The agent keeps unacknowledged sends going, up to its linger time, after a client's."""
 
@@ -519,6 +498,7 @@ Frame: TypeAlias = (
     | PeerHere
     | LinkStateWanted
     | LinkState
+    | Waited
     | Bye
 )
 

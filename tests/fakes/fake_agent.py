@@ -20,7 +20,7 @@ import secrets
 import selectors
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -164,6 +164,8 @@ class FakeAgent:
         self.sessions: dict[tuple[str, int], Session] = {}
         self.transfers: dict[TransferId, Transfer] = {}
         self.posts: list[wire.PostSend] = []
+        self.waited_ns: Counter[int] = Counter()
+        """By rank: how long it stood still, as it says."""
         self.problems: list[BaseException] = []
         self._queues: dict[tuple[str, int], deque[Transfer]] = {}
         self._selector = selectors.DefaultSelector()
@@ -429,6 +431,8 @@ class FakeAgent:
                     session.tell(wire.LinkState(frame.request, "", "", 0, 0, 0, 0, 0, 0, text))
             case wire.Bye():
                 self._gone(session, ErrorCode.CLOSED)
+            case wire.Waited():
+                self.waited_ns[session.hello.rank] += frame.waited_ns
             case wire.AnnounceSend():
                 pass
             case _:

@@ -124,3 +124,25 @@ def test_one_that_waits_for_room_is_not_done() -> None:
     later.posted(Handle(UnderWay()))
     assert work.wait()
     assert work.is_completed()
+
+
+def test_who_waits_for_a_collective_is_counted_and_the_thread_that_does_it_is_not() -> None:
+    from proxyd_client.torch.in_order import InOrder
+
+    class Waiting:
+        blocked: list[str] = []
+
+        def __enter__(self) -> None:
+            self.blocked.append(threading.current_thread().name)
+            go_on.set()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    go_on, waiting = threading.Event(), Waiting()
+    order = InOrder("collectives", waiting)
+    work = order.submit(lambda: go_on.wait(20) and None, [], "a collective")
+    assert work.wait()
+    assert work.wait(), "it has ended: nobody stands still"
+    order.close(PeerLost("over"))
+    assert waiting.blocked == [threading.current_thread().name]

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from proxyd_client.errors import ClosedError, ProxydError, TransferFailed, TransferTimeout
 from proxyd_client.torch.errors import for_torch
 from proxyd_client.torch.works import NO_TIMEOUT
+from proxyd_client.waiting import library_thread
 
 JOIN_TIMEOUT_S = 5.0
 """How long the end of a group waits for its thread: what that waits for was ended, so it takes milliseconds."""
@@ -28,8 +30,9 @@ JOIN_TIMEOUT_S = 5.0
 class CollectiveWork(dist.Work):
     """One collective; ``tensors`` is the value of its future."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], what: str, waiting: AbstractContextManager[None]) -> None:
         super().__init__()
+        self._waiting = waiting
         self._tensors = list(tensors)
         self._what = what
         self._ended = threading.Event()
@@ -53,7 +56,10 @@ class CollectiveWork(dist.Work):
         """Block until it is done. Raises what ended it, or TransferTimeout: then it goes on, until its own timeout."""
         # torch's "no timeout" is 0 here and -1 ms in options: the collective's own limit ends it.
         limit_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
-        if not self._ended.wait(limit_s):
+        if not self._ended.is_set():
+            with self._waiting:
+                self._ended.wait(limit_s)
+        if not self._ended.is_set():
             raise for_torch(TransferTimeout(f"{self._what} timed out after {limit_s:g} s"), "")
         if self._error is not None:
             raise self._error.again()
@@ -139,10 +145,14 @@ class Together(dist.Work):
 
 
 class InOrder:
-    """The thread of a group, and what it has to do."""
+    """The thread of a group, and what it has to do.
 
-    def __init__(self, name: str) -> None:
+    :param waiting: entered by whoever stands still until a collective has ended.
+    """
+
+    def __init__(self, name: str, waiting: AbstractContextManager[None]) -> None:
         self._name = name
+        self._waiting = waiting
         self._process = os.getpid()
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], CollectiveWork] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -155,7 +165,7 @@ class InOrder:
 
         :raises ClosedError: the group has ended, or belongs to the parent process.
         """
-        work = CollectiveWork(tensors, what)
+        work = CollectiveWork(tensors, what, self._waiting)
         if os.getpid() != self._process:
             raise for_torch(
                 ClosedError(
@@ -171,7 +181,7 @@ class InOrder:
             self._unfinished += 1
             self._queue.put((body, work))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run_apart, name=self._name, daemon=True)
                 self._thread.start()
         return work
 
@@ -190,6 +200,10 @@ class InOrder:
             thread = self._thread
         if thread is not None and os.getpid() == self._process and thread is not threading.current_thread():
             thread.join(JOIN_TIMEOUT_S)
+
+    def _run_apart(self) -> None:
+        with library_thread():
+            self._run()
 
     def _run(self) -> None:
         while (order := self._queue.get()) is not None:

@@ -79,7 +79,7 @@ class Collectives:
         """Once, from the constructor."""
         self.team = team
         if team is not None:
-            self._order = InOrder(f"proxyd-collectives {team.name}")
+            self._order = InOrder(f"proxyd-collectives {team.name}", team.waiting)
 
     def end_collectives(self, why: str) -> None:
         """What is under way or comes later raises ClosedError; the other ranks are told if something is under way."""

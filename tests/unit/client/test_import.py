@@ -23,6 +23,7 @@ def test_the_import_is_light() -> None:
         "proxyd.wire.client",
         "proxyd.wire.codec",
         "proxyd.wire.envelope",
+        "proxyd.wire.phase",
         "proxyd.wire.values",
     }
 

@@ -63,7 +63,7 @@ def test_a_cold_connection_is_padded_under_a_grant_to_a_bdp() -> None:
     assert world.asks(Report)[-1].delivered_bytes == BDP - COLD
     status = world.agent("a/0").status(world.now_ns)
     assert (status.links[0].padding_bytes, status.links[0].granted_taken_bytes) == (BDP - COLD, 0)
-    assert not status.done
+    assert not status.ended
     assert not status.outgoing
 
 

@@ -10,7 +10,7 @@ import pytest
 from proxyd.core.errors import ConfigError
 from proxyd.runtime import reloading
 from proxyd.runtime.config import Config, load_config
-from proxyd.runtime.reloading import AgentReloader
+from proxyd.runtime.reloading import AgentReloader, Reloads
 
 FILE = '[agent]\nsite = "a"\n'
 
@@ -110,3 +110,28 @@ def test_another_token_in_the_file_is_said_to_need_a_restart(
         token.write_text("fedcba9876543210" if harm == "another" else "short")
     assert reloader.reload()
     assert caplog.records[-1].proxyd_fields["keys"] == "[agent] token_file (its content)"  # type: ignore[attr-defined]
+
+
+def test_what_became_of_a_reload_is_a_metric(tmp_path: Path) -> None:
+    path, wall = tmp_path / "agent.toml", [1000.0]
+    path.write_text(FILE)
+    reloader = AgentReloader(load_config(path, "agent"), str(path))
+    reloader.reloads = Reloads(lambda: wall[0])
+
+    def figures() -> dict[str, list[float]]:
+        return {one.name: [sample.value for sample in one.samples] for one in reloader.reloads.families()}
+
+    def of(used: int, refused: int, good: int, at_s: float) -> dict[str, list[float]]:
+        return {
+            "proxyd_config_reloads_total": [used, refused],
+            "proxyd_config_last_reload_successful": [good],
+            "proxyd_config_last_reload_success_timestamp_seconds": [at_s],
+        }
+
+    assert figures() == of(0, 0, 1, 1000)
+    wall[0], _ = 2000.0, path.write_text(FILE + "nonsense")
+    assert not reloader.reload()
+    assert figures() == of(0, 1, 0, 1000)
+    path.write_text(FILE)
+    assert reloader.reload()
+    assert figures() == of(1, 1, 1, 2000)

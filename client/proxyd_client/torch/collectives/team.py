@@ -95,6 +95,8 @@ class Team:
             closes it. None when I am alone at my site.
         :param timeout_s: for a collective that names none.
         """
+        self.waiting = endpoint.waiting
+        """Entered by whoever stands still for a collective."""
         self.name = name
         self.rank = rank
         self.size = len(ranks)
