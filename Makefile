@@ -1,5 +1,5 @@
-# Every target makes and uses .venv; nothing is installed outside this directory (as root, three Debian packages may be:
-# see tools/prepare.sh).
+# Every target makes and uses .venv; nothing is installed outside this directory (as root, three Debian packages may be, and
+# one is unpacked into build/tools: see tools/prepare.sh).
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
@@ -17,7 +17,7 @@ TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch$(comma)suite
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test test-faults fuzz lint format protos bench clean
+.PHONY: help venv demo test test-faults fuzz lint monitoring dashboards format protos bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,13 @@ lint: $(TEST_STAMP) ## ruff, mypy --strict, layers, generated code in step with 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/protos.py --check
+
+monitoring: $(TEST_STAMP) ## Alerts, their tests, scrape configuration and dashboards: promtool's verdict on deploy/
+	@tools/prepare.sh monitoring
+	$(BIN)/python tools/monitoring.py
+
+dashboards: $(TEST_STAMP) ## Regenerate deploy/grafana/dashboards from tools/dashboards.py
+	$(BIN)/python tools/dashboards.py
 
 format: $(TEST_STAMP) ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -29,6 +29,7 @@ GROUPS = {
         "e2e/test_life.py",
         "e2e/test_membership.py",
         "e2e/test_messages.py",
+        "e2e/test_prometheus.py",
         "e2e/test_timeouts.py",
         "faults/test_full_disk.py",
         "faults/test_links.py",

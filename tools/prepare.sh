@@ -2,8 +2,9 @@
 # Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
 #   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
-#   tools/prepare.sh tests          the same, and libfaketime, etcd and promtool; without them the tests of wall clock
-#                                   steps, of a coordinator's standby and of the alerts skip
+#   tools/prepare.sh monitoring     make sure that promtool and prometheus are there, or fail and say what to install
+#   tools/prepare.sh tests          net, and libfaketime, etcd and Prometheus; without them the tests of wall clock
+#                                   steps, of a coordinator's standby and of the dashboards skip
 set -euo pipefail
 
 apt_install() {
@@ -15,17 +16,23 @@ apt_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >&2
 }
 
-# The program alone: the package would also start a server.
-fetch_promtool() {
+have_prometheus() {
+    for program in promtool prometheus; do
+        command -v "$program" >/dev/null 2>&1 || [ -x "build/tools/$program" ] || return 1
+    done
+}
+
+# The programs alone: the package would also start a server.
+fetch_prometheus() {
     local into="$PWD/build/tools" unpacked
     command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 || return 1
-    echo "proxyd: fetching promtool with apt-get" >&2
+    echo "proxyd: fetching prometheus and promtool with apt-get" >&2
     unpacked="$(mktemp -d)"
     (
         cd "$unpacked"
         apt-get download -q prometheus >/dev/null 2>&1 ||
             { apt-get update -q >/dev/null 2>&1 && apt-get download -q prometheus >/dev/null 2>&1; } || exit 1
-        dpkg-deb -x prometheus_*.deb . && mkdir -p "$into" && cp usr/bin/promtool "$into/"
+        dpkg-deb -x prometheus_*.deb . && mkdir -p "$into" && cp usr/bin/promtool usr/bin/prometheus "$into/"
     )
     local code=$?
     rm -rf "$unpacked"
@@ -67,12 +74,20 @@ net | tests)
     if [ "$1" = tests ] && ! command -v etcd >/dev/null 2>&1 && ! apt_install etcd-server; then
         echo "proxyd: etcd is missing (package etcd-server): the tests of a standby coordinator skip." >&2
     fi
-    if [ "$1" = tests ] && ! command -v promtool >/dev/null 2>&1 && ! [ -x build/tools/promtool ] && ! fetch_promtool; then
-        echo "proxyd: promtool is missing (package prometheus): the test of the alerts skips." >&2
+    if [ "$1" = tests ] && ! have_prometheus && ! fetch_prometheus; then
+        echo "proxyd: prometheus is missing (package prometheus): the test of the dashboards skips." >&2
+    fi
+    ;;
+monitoring)
+    if ! have_prometheus && ! fetch_prometheus; then
+        echo "proxyd: promtool and prometheus are missing, and couldn't be fetched." >&2
+        echo "        On Debian or Ubuntu: apt-get install prometheus (or apt-get update, then this again)." >&2
+        echo "        Elsewhere: put both programs of Prometheus 2.42 or later on PATH, or into build/tools." >&2
+        exit 2
     fi
     ;;
 *)
-    echo "usage: $0 venv PYTHON | net | tests" >&2
+    echo "usage: $0 venv PYTHON | net | monitoring | tests" >&2
     exit 2
     ;;
 esac

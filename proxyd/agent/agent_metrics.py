@@ -9,7 +9,7 @@ from proxyd.agent.clients import ClientHub
 from proxyd.core.agent import AgentStatus
 from proxyd.core.ended import BOUNDS_NS, Ended
 from proxyd.runtime.limits import Door
-from proxyd.runtime.metrics import Labels, MetricFamily, Sample, build_info, counter, gauge
+from proxyd.runtime.metrics import JOB, Labels, MetricFamily, Sample, build_info, counter, gauge
 from proxyd.wire.envelope import TrafficClass
 
 NO_CONNECTIONS: Mapping[str, int] = {"out": 0, "in": 0}
@@ -149,11 +149,11 @@ def agent_families(
         gauge("proxyd_outgoing_transfers", "Messages sent from here and not yet over.", [({}, status.outgoing)]),
         gauge("proxyd_incoming_transfers", "Messages received here and not yet released.", [({}, status.incoming)]),
         gauge("proxyd_clients", "Attached trainers.", [({}, hub.client_count)]),
-        gauge("proxyd_job_clients", "Attached trainers of each job.", [({"training_job": job}, n) for job, n, _ in waits]),
+        gauge("proxyd_job_clients", "Attached trainers of each job.", [({JOB: name}, n) for name, n, _ in waits]),
         counter(
             "proxyd_job_wait_seconds_total",
             "Time that trainers of a job stood still for messages, as they say.",
-            [({"training_job": job}, waited_ns / 1e9) for job, _, waited_ns in waits],
+            [({JOB: name}, waited_ns / 1e9) for name, _, waited_ns in waits],
         ),
         gauge(
             "proxyd_strangers",

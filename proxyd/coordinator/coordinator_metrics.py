@@ -9,7 +9,7 @@ from proxyd.coordinator.servicer import REFUSALS, SessionServicer
 from proxyd.coordinator.shadow_metrics import shadow_families
 from proxyd.core.coordinator_status import CoordinatorStatus, LinkStatus
 from proxyd.core.sharing import BottleneckStatus
-from proxyd.runtime.metrics import MetricFamily, build_info, counter, gauge
+from proxyd.runtime.metrics import JOB, MetricFamily, build_info, counter, gauge
 
 _Read = Callable[[LinkStatus], float]
 SOURCES = ("configured", "default", "estimated", "policed")
@@ -161,12 +161,12 @@ def coordinator_families(status: CoordinatorStatus, observer: Observer) -> Itera
     yield counter(
         "proxyd_job_granted_bytes_total",
         "Payload bytes granted to each job.",
-        [({"link": str(link.link), "training_job": job.name}, job.granted_bytes) for link in status.links for job in link.jobs],
+        [({"link": str(link.link), JOB: job.name}, job.granted_bytes) for link in status.links for job in link.jobs],
     )
     yield gauge(
         "proxyd_job_waiting_bytes",
         "Bytes of each job that wait for grants.",
-        [({"link": str(link.link), "training_job": job.name}, job.waiting_bytes) for link in status.links for job in link.jobs],
+        [({"link": str(link.link), JOB: job.name}, job.waiting_bytes) for link in status.links for job in link.jobs],
     )
     yield from shadow_families(status.links)
     yield from observer.families()

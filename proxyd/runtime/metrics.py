@@ -29,6 +29,8 @@ log = logging.getLogger("proxyd.metrics")
 
 Labels = Mapping[str, str]
 
+JOB = "training_job"
+"""The label of a job: `job` is Prometheus' own, and it would rename ours."""
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 32

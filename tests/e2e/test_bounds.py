@@ -597,10 +597,15 @@ def test_series_and_memory_stay_flat_over_tags_ports_and_reconnects(net: Net) ->
                     receiver.recv(src=src, tag=tag, timeout_s=10)
                     handle.wait(10)
 
+    def nobody_is_left() -> bool:
+        return not any(scrape(agent.metrics).total("proxyd_clients") for agent in agents)
+
     go(100, 10)
+    until(nobody_is_left, "all trainers have left")  # a job's own series go with its last one
     series = [scrape(agent.metrics).series() for agent in agents]
     before = [(rss_bytes(agent.pid, "RssAnon"), open_fds(agent)) for agent in agents]
     go(sends, reconnects)
+    until(nobody_is_left, "all trainers have left")
     assert [scrape(agent.metrics).series() for agent in agents] == series
     for agent, (memory, fds) in zip(agents, before, strict=True):
         grown = rss_bytes(agent.pid, "RssAnon") - memory

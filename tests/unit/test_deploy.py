@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -82,31 +81,6 @@ def test_the_account_of_a_coordinator_may_hold_one_lease_and_do_nothing_else() -
     )
     # The example coordinator is the one that the manifest is written for.
     assert load_config(DEPLOY / "examples" / "coordinator.toml").require_coordinator().name == "hami"
-
-
-RULES = DEPLOY / "prometheus" / "proxyd.rules.yml"
-
-
-def test_alerts_ask_for_metrics_that_exist() -> None:
-    yaml = pytest.importorskip("yaml", reason="comes with the ha extra")
-    known = set(re.findall(r"`(proxyd_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    assert {"ProxydNoActiveCoordinator", "ProxydTwoActiveCoordinators"} <= {rule["alert"] for rule in rules}
-    for rule in rules:
-        named = set(re.findall(r"proxyd_\w+", rule["expr"]))
-        assert named, rule["alert"]
-        assert named <= known, rule["alert"]
-        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
-
-
-def test_prometheus_takes_the_alerts_and_raises_them_when_it_should() -> None:
-    promtool = shutil.which("promtool") or shutil.which("promtool", path=ROOT / "build" / "tools")
-    if promtool is None:
-        assert os.environ.get("CI") != "true", "tools/prepare.sh tests did not bring promtool"
-        pytest.skip("promtool is not installed (tools/prepare.sh tests fetches it)")
-    for arguments in (["check", "rules", RULES], ["test", "rules", Path(__file__).with_name("proxyd.rules.test.yml")]):
-        done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/sys/net/ipv4").is_dir(), reason="not Linux")

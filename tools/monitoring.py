@@ -1,0 +1,49 @@
+"""Check what operators get for Prometheus and Grafana: configuration, rules, what raises them, dashboards in step.
+
+Needs promtool, which ``tools/prepare.sh monitoring`` brings (as root on Debian or Ubuntu); a check that can't run
+fails. That every expression finds something in a real scrape is tests/e2e/test_prometheus.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+
+
+def tool(name: str) -> str:
+    """Where promtool or prometheus is. Raises SystemExit with what to install."""
+    found = shutil.which(name, path=ROOT / "build" / "tools") or shutil.which(name)
+    if found is None:
+        raise SystemExit(
+            f"{name} is missing. As root on Debian or Ubuntu: tools/prepare.sh monitoring (it unpacks the package"
+            f" 'prometheus' into build/tools); elsewhere put {name} of Prometheus 2.42 or later on PATH."
+        )
+    return found
+
+
+def main() -> int:
+    rules = PROMETHEUS / "proxyd.rules.yml"
+    commands = [
+        [tool("promtool"), "check", "config", str(PROMETHEUS / "prometheus.yml")],
+        [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(rules)],
+        [tool("promtool"), "test", "rules", str(PROMETHEUS / "proxyd.rules.test.yml")],
+        [sys.executable, str(ROOT / "tools" / "dashboards.py"), "--check"],
+    ]
+    failed = 0
+    for command in commands:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        words = " ".join([Path(command[0]).name, *command[1:]]).replace(f"{ROOT}/", "")
+        print(f"{'ok    ' if done.returncode == 0 else 'FAILED'} {words}")
+        if done.returncode != 0:
+            print(done.stdout + done.stderr, file=sys.stderr)
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
