@@ -61,6 +61,11 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+def _plain(value: object) -> object:
+    """Names (``site/name``, ``from->to``) are tuples with words of their own: JSON would take them for lists."""
+    return str(value) if isinstance(value, tuple) and type(value).__str__ is not object.__str__ else value
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line: ``time, level, logger, message``, the fields, and ``exception`` where there is one."""
 
@@ -71,7 +76,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update((name, value) for name, value in _fields_of(record).items() if name not in line)
+        line.update((name, _plain(value)) for name, value in _fields_of(record).items() if name not in line)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

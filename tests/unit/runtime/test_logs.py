@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from proxyd.core.ids import AgentName, LinkName
 from proxyd.runtime.logs import Throttle, fields, setup_logging
 
 
@@ -52,6 +53,13 @@ def test_json_is_one_object_a_line() -> None:
         "peer": "b",
     }
     assert "ValueError: boom" in second["exception"]
+
+
+def test_names_are_written_as_people_write_them() -> None:
+    stream, log = logged("json")
+    log.info("up", extra=fields(agent=AgentName("hami", "gw-1"), link=LinkName("hami", "shenzhen"), places=(1, 2)))
+    line = json.loads(stream.getvalue())
+    assert (line["agent"], line["link"], line["places"]) == ("hami/gw-1", "hami->shenzhen", [1, 2])
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
