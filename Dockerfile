@@ -4,16 +4,22 @@
 # descriptors, so no shared /dev/shm is needed; a shared pid namespace is, for the agent to see a trainer die.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
-RUN python -m venv /opt/proxyd
+# Where no registry is reachable: --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels, and the wheels mounted there
+# (tools/image.sh does that).
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+RUN python3 -m venv /opt/proxyd
 COPY pyproject.toml README.md LICENSE ./
 COPY proxyd ./proxyd
 COPY client ./client
-RUN /opt/proxyd/bin/pip install --no-cache-dir --disable-pip-version-check '.[daemon,ha]'
+# Nothing in the image compiles or installs anything later, so pip needn't come along.
+RUN /opt/proxyd/bin/pip install --no-cache-dir --disable-pip-version-check '.[daemon,ha]' \
+    && /opt/proxyd/bin/pip uninstall -q -y setuptools pip
 
 FROM python:3.11-slim-bookworm
 # The ids are fixed so that a volume's owner can be set from outside.
-RUN groupadd --system --gid 7600 proxyd \
-    && useradd --system --uid 7600 --gid proxyd --no-create-home --home-dir / --shell /usr/sbin/nologin proxyd \
+RUN groupadd --gid 7600 proxyd \
+    && useradd --uid 7600 --no-log-init --gid proxyd --no-create-home --home-dir / --shell /usr/sbin/nologin proxyd \
     && install -d -o proxyd -g proxyd -m 0755 /run/proxyd \
     && install -d -o root -g proxyd -m 0750 /etc/proxyd
 COPY --from=build /opt/proxyd /opt/proxyd

@@ -17,7 +17,7 @@ TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch$(comma)suite
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test test-faults fuzz lint monitoring dashboards format protos bench clean
+.PHONY: help venv demo image test test-faults fuzz lint monitoring dashboards format protos bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 	@tools/prepare.sh net
 	@mkdir -p build
 	$(BIN)/proxyd demo --out build/demo.json --plot build/demo.png
+
+image: ## The container image, where no registry is reachable (root): build/image has it; with one: docker build .
+	@tools/prepare.sh image
+	tools/image.sh build proxyd
 
 test: $(TEST_STAMP) ## All tests, as many at once as they bear (PYTEST_ARGS=... is passed on)
 	@tools/prepare.sh tests

@@ -2,9 +2,10 @@
 # Brings in what pip cannot: the venv module and the `ip` command of a bare Debian or Ubuntu.
 #   tools/prepare.sh venv PYTHON    make sure that PYTHON can make a virtual environment, or say what to install
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
+#   tools/prepare.sh image          make sure that an image can be built without a registry
 #   tools/prepare.sh monitoring     make sure that promtool and prometheus are there, or fail and say what to install
-#   tools/prepare.sh tests          net, and libfaketime, etcd and Prometheus; without them the tests of wall clock
-#                                   steps, of a coordinator's standby and of the dashboards skip
+#   tools/prepare.sh tests          net, and libfaketime, etcd, Prometheus and systemd-analyze; without them the tests of
+#                                   wall clock steps, of a coordinator's standby, of dashboards and units skip
 set -euo pipefail
 
 apt_install() {
@@ -61,6 +62,12 @@ venv)
         fi
     fi
     ;;
+image)
+    if ! { command -v buildah && command -v mmdebstrap; } >/dev/null 2>&1 && ! apt_install buildah mmdebstrap; then
+        echo "proxyd: the image needs buildah and mmdebstrap. As root: apt-get install buildah mmdebstrap" >&2
+        exit 2
+    fi
+    ;;
 net | tests)
     # Debian keeps ip in /usr/sbin, which an ordinary user's PATH may lack.
     PATH="$PATH:/usr/sbin:/sbin"
@@ -70,6 +77,9 @@ net | tests)
     fi
     if [ "$1" = tests ] && ! ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 && ! apt_install faketime; then
         echo "proxyd: libfaketime is missing (package faketime): the test of wall clock steps skips." >&2
+    fi
+    if [ "$1" = tests ] && ! command -v systemd-analyze >/dev/null 2>&1 && ! apt_install systemd; then
+        echo "proxyd: systemd-analyze is missing (package systemd): the tests of the unit files skip." >&2
     fi
     if [ "$1" = tests ] && ! command -v etcd >/dev/null 2>&1 && ! apt_install etcd-server; then
         echo "proxyd: etcd is missing (package etcd-server): the tests of a standby coordinator skip." >&2
@@ -87,7 +97,7 @@ monitoring)
     fi
     ;;
 *)
-    echo "usage: $0 venv PYTHON | net | monitoring | tests" >&2
+    echo "usage: $0 venv PYTHON | net | image | monitoring | tests" >&2
     exit 2
     ;;
 esac
