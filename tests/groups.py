@@ -52,6 +52,7 @@ GROUPS = {
         "integration/test_local.py",
         "integration/test_locks.py",
         "integration/test_owns.py",
+        "integration/test_operating.py",
         "integration/test_policy_reload.py",
         "integration/test_relay.py",
         "integration/test_shadow.py",

@@ -27,6 +27,8 @@ PROBE_NS = 10_000_000
 PROBE_BYTES = 125
 PROBE_OF_PACE = 200
 """... and so many bytes of either direction, of which they take no more than this part."""
+PING_BYTES = wire.HEADER_BYTES + 8
+"""A Ping as it travels, and a Pong at least."""
 SILENCE_NS = 6_000_000_000
 """Silence that ends a connection: three retransmissions of a ping on a path of 300 ms that loses packets, and a process
 that isn't scheduled for seconds, stay below."""
@@ -66,6 +68,8 @@ class ControlChannel:
         self._pinged_ns = 0
         self.damaged = False
         """It ended because a frame failed its checksum."""
+        self._asked: dict[int, asyncio.Future[int]] = {}
+        """Pings that somebody waits for, by when they left."""
         self.delays = OneWayDelays()
         """Of this connection's pings."""
         tcp.note_arrivals(sock)
@@ -109,6 +113,27 @@ class ControlChannel:
     def _ping(self, now_ns: int) -> None:
         self._pinged_ns = now_ns
         self.send(wire.Ping(now_ns))
+
+    def ask(self, nbytes: int = 0) -> asyncio.Future[int]:
+        """A ping now; the round trip of its answer in nanoseconds. Cancelled when the connection ends before.
+
+        :param nbytes: so many bytes of pings at once, which TCP puts into as large packets as it believes the path to
+            carry; the answers do the same on the way back. The round trip is the last one's.
+        """
+        now_ns = time.monotonic_ns()
+        count = max(1, -(-nbytes // PING_BYTES))
+        for number in range(count):
+            self.send(wire.Ping(now_ns + number))
+        answer: asyncio.Future[int] = self._loop.create_future()
+        last_ns = now_ns + count - 1
+        self._asked[last_ns] = answer
+        answer.add_done_callback(lambda _: self._asked.pop(last_ns, None))
+        self.flush()
+        return answer
+
+    def path_sizes(self) -> tcp.PathSizes:
+        """Of this connection. Raises OSError when it is gone."""
+        return tcp.read_path_sizes(self._sock)
 
     def send(self, frame: wire.Frame, transfer: TransferId = wire.NO_TRANSFER) -> None:
         """Queue a frame; those of one tick of the loop leave together."""
@@ -177,6 +202,8 @@ class ControlChannel:
                     self.send(wire.Pong(frame.left_ns, arrived_ns, time.monotonic_ns()))
                     answered = True
                 elif isinstance(frame, wire.Pong):
+                    if (asked := self._asked.get(frame.left_ns)) is not None and not asked.done():
+                        asked.set_result(max(0, arrived_ns - frame.left_ns))
                     if 0 <= arrived_ns - frame.left_ns <= self._timeout_ns:
                         self.delays.add(frame.left_ns, frame.arrived_ns, frame.answered_ns, arrived_ns)
                 elif isinstance(frame, wire.Bye):
@@ -202,6 +229,8 @@ class ControlChannel:
         if good_bye:
             self._out += wire.encode(wire.Bye(good_bye[:500]))
         self._open = False
+        for answer in list(self._asked.values()):
+            answer.cancel()
         self._check.cancel()
         self._loop.remove_reader(self._sock)
         if self._writing:

@@ -130,6 +130,8 @@ class ClientHub:
         self.emit = emit
         self.link_state = link_state
         self._clock = clock
+        self.hands_over = True
+        """False while the agent drains: what it holds must not be overtaken by what needs no machine."""
         self.prefault_bytes = prefault_bytes
         self.prefault_executor = ThreadPoolExecutor(1, thread_name_prefix="prefault")
         self._max_clients = max_clients
@@ -340,6 +342,8 @@ class ClientHub:
     def hand_over_ahead(self, transfer: TransferId, envelope: Envelope, filled_bytes: int) -> bool:
         """Let another local trainer see a sender's block before the machine asks for it, which saves it a step; False:
         it is to ask. Only where that trainer has seen the arena before, so that nothing can stand against it."""
+        if not self.hands_over:
+            return False
         session, source = self._current.get(envelope.destination), self._outgoing[transfer]
         arena = source.block.arena
         if session is None or session.past is not None or not session.is_open or not session.shared_memory:

@@ -11,26 +11,33 @@ import socket
 import time
 from collections.abc import Sequence
 
+from proxyd import __version__
 from proxyd.agent import tcp
+from proxyd.agent.admin import AdminServer, AgentAdmin, admin_server
 from proxyd.agent.agent_metrics import agent_families
 from proxyd.agent.arenas import Block
 from proxyd.agent.clients import ClientHub
+from proxyd.agent.drain import DrainGate
 from proxyd.agent.effects import Effects
 from proxyd.agent.handshake import Identity
 from proxyd.agent.inbound import InboundListener, bound_address
 from proxyd.agent.local import ClientListener, client_limit, listen_unix
 from proxyd.agent.memory import IDLE_NS
+from proxyd.agent.peers import PeerLink
+from proxyd.agent.ping import ping
 from proxyd.agent.session import CoordinatorSessions
 from proxyd.agent.streams import Outgoing
+from proxyd.agent.told import arriving, known_agents, link_told, peer_told
 from proxyd.agent.trainer_proofs import TrainerProofs
-from proxyd.core.agent import AgentConfig, AgentMachine, PathState
+from proxyd.core.agent import AgentConfig, AgentMachine, LinkSending, PathState
 from proxyd.core.effects import AgentEffect
 from proxyd.core.errors import ConfigError
 from proxyd.core.events import AgentEvent, Stopping, TimePassed
-from proxyd.core.ids import AgentName, EndpointName, TransferId
+from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentHello
 from proxyd.runtime import config as conf
 from proxyd.runtime.addresses import Address, interface_address
+from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import Descriptors, Door
@@ -39,6 +46,7 @@ from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
 from proxyd.runtime.reloading import AgentReloader, Reloads
 from proxyd.runtime.tls import agent_tls, security_families, watch_certificate
+from proxyd.runtime.translate_agent import AgentTold, PingTold, PingWanted
 from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
@@ -101,6 +109,8 @@ class Agent:
         self, section: conf.AgentConfig, token: bytes, stop: Stop, proofs: TrainerProofs | None = None
     ) -> None:
         self._section = section
+        self._begun_ns = time.monotonic_ns()
+        self._admin: AdminServer | None = None
         self.name = AgentName(section.site, section.name)
         self._tls = agent_tls(section.tls, section.site, section.name)
         me = Identity(self.name, secrets.randbits(63) + 1, token, self._tls)
@@ -114,11 +124,14 @@ class Agent:
                 gateway = listen_tcp(section.gateway_listen_address, "gateway_listen")
                 opened.append(gateway)
             self.data_address = advertised_address(section, bound_address(data))
+            self._admin = admin_server(section.admin_path)
             metrics = section.metrics_address
             self._metrics = MetricsServer(metrics, self._families) if metrics is not None else None
         except BaseException:
             for sock in opened:
                 sock.close()
+            if self._admin is not None:
+                self._admin.release()
             self._claim.release()
             raise
         self._sockets = (local, data, gateway)
@@ -141,13 +154,14 @@ class Agent:
         self.driver: Driver[AgentEvent, AgentEffect] = Driver(
             self.machine, self._perform, timer=loop_timer(loop), on_failure=stop.fail
         )
+        self.gate = DrainGate(self.emit, lambda effect: self.hub.tell_send_state(effect))
         self.hub = ClientHub(
             me,
             memory_bytes=section.memory_bytes,
             arena_bytes=section.arena_bytes,
             linger_ns=section.linger_ns,
             reconnect_ns=section.peer_timeout_ns,
-            emit=self.emit,
+            emit=self.gate.emit,
             link_state=self._link_state,
             max_clients=section.max_clients or client_limit(Descriptors.here().limit),
             max_sends=section.sends,
@@ -220,6 +234,8 @@ class Agent:
             door.neighbours = self._doors()
         if self._metrics is not None:
             await self._metrics.start()
+        if self._admin is not None:
+            await self._admin.start(AgentAdmin(self._told, self.drain, self._ping))
         self._housekeeping = asyncio.create_task(self._keep_house())
         if self._tls is not None:
             self._watch = asyncio.create_task(watch_certificate(self._tls))
@@ -250,6 +266,7 @@ class Agent:
             "name": self.name.name,
             "socket": os.path.abspath(self._section.socket),
             "data_address": str(self.data_address),
+            "admin": None if self._admin is None else os.path.abspath(self._admin.path),
             "metrics": None if self._metrics is None else self._metrics.url,
             "pid": os.getpid(),
         }
@@ -296,7 +313,8 @@ class Agent:
             damaged_frames=self._damaged_frames(),
             connections=self._connections(),
         )
-        return [*families, *security_families(self._me.refusals, self._tls), *self.reloads.families()]
+        drain = drain_families(draining=self.gate.draining, held=self.gate.held)
+        return [*families, *security_families(self._me.refusals, self._tls), *self.reloads.families(), *drain]
 
     def _connections(self) -> dict[str, int]:
         inbound = 0 if self._inbound is None else self._inbound.data_connection_count
@@ -311,6 +329,60 @@ class Agent:
     def _doors(self) -> list[Door]:
         doors = [listener.door for listener in self._listeners]
         return doors if self._inbound is None else [*doors, self._inbound.door]
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def drain(self, wanted: bool) -> None:
+        """Begin no new message of a trainer's, or go on as before."""
+        self.hub.hands_over = not wanted
+        self.gate.drain(wanted)
+
+    def _links(self) -> dict[AgentName, PeerLink]:
+        return {} if self._effects is None else self._effects.peers
+
+    def _told(self) -> AgentTold:
+        now_ns = time.monotonic_ns()
+        status = self.machine.status(now_ns)
+        connected = self.sessions.connected
+        known = known_agents(self.machine)
+        links = self._links()
+        return AgentTold(
+            agent=self.name,
+            version=__version__,
+            incarnation=self._me.incarnation,
+            uptime_ns=now_ns - self._begun_ns,
+            pid=os.getpid(),
+            socket=os.path.abspath(self._section.socket),
+            data_address=str(self.data_address),
+            draining=self.gate.draining,
+            held_transfers=self.gate.held,
+            outgoing_transfers=status.outgoing,
+            arriving_transfers=arriving(self.machine),
+            trainers=[endpoint for endpoint, _ in status.endpoints],
+            coordinators=[(address, address in connected) for address in self._section.coordinators],
+            peers=[peer_told(name, known.get(name, ""), links.get(name)) for name in sorted({*known, *links})],
+            links=[link_told(one, self.machine) for one in status.links],
+            certificate="" if self._tls is None else self._tls.state,
+            congestion_control=tcp.congestion_control_here(self._section.congestion_control) or "the kernel's default",
+        )
+
+    async def _ping(self, wanted: PingWanted) -> PingTold:
+        link = self._links().get(wanted.peer)
+        known = known_agents(self.machine)
+        address = wanted.address or known.get(wanted.peer, "")
+        if link is None and not address:
+            names = ", ".join(map(str, sorted(known))) or "none"
+            raise LookupError(
+                f"this agent doesn't know where {wanted.peer} is: agents are known once a trainer is attached to them"
+                f" (known: {names}). Say where it is: --address HOST:PORT, or --coordinator ADDRESS on that one's host"
+            )
+        told = await ping(wanted, address, link, self._me, self._section.peer_timeout_ns)
+        name = LinkName(self.name.site, wanted.peer.site)
+        told.link = next((link_told(one, self.machine) for one in self._sending() if one.link == name), None)
+        return told
+
+    def _sending(self) -> Sequence[LinkSending]:
+        return self.machine.status(time.monotonic_ns()).links
 
     async def _keep_house(self) -> None:
         while True:
@@ -351,6 +423,8 @@ class Agent:
             await self._inbound.close("")
         if self._metrics is not None:
             await self._metrics.close()
+        if self._admin is not None:
+            await self._admin.close()
         for sock in self._sockets:
             if sock is not None:
                 sock.close()

@@ -100,6 +100,26 @@ class PeerLink:
         """Data connections that stand."""
         return len(self._streams)
 
+    @property
+    def channel(self) -> ControlChannel | None:
+        """The control connection, while the link is up."""
+        return self._channel
+
+    @property
+    def address(self) -> str:
+        """Where the peer is dialled."""
+        return self._address
+
+    def rtt_and_rate(self) -> tuple[int, int]:
+        """Smoothed round trip (ns) and delivered rate (bytes/s) that TCP shows now, for people: unlike
+        :meth:`progress` nothing is settled by looking. Zeros while there is nothing to look at."""
+        try:
+            states = [tcp.read_tcp_state(stream.sock) for stream in self._streams]
+        except OSError:
+            return 0, 0
+        rate = sum(state.delivery_rate_bytes_per_s for state in states)
+        return sum(state.srtt_ns for state in states) // max(1, len(states)), rate
+
     def want(self, address: str, incarnation: int, streams: int) -> None:
         """Where the peer is (now) and how many data connections it is worth."""
         moved = (address, incarnation) != (self._address, self._wanted_incarnation)
@@ -175,7 +195,7 @@ class PeerLink:
                 await self._connect()
                 up_at_s = self._loop.time()
             except (OSError, TimeoutError, WireError, ProxydError) as error:
-                reason = f"cannot reach agent {self.peer} at {self._address}: {_words(error)}"
+                reason = f"cannot reach agent {self.peer} at {self._address}: {error_words(error)}"
                 self._throttle.warning("dial", reason, next_try_s=round(backoff_s, 2))
                 self._emit(PeerUnreachable(self.peer, reason))
             if up_at_s is None:
@@ -241,7 +261,7 @@ class PeerLink:
             missing = range(len(self._streams), self._wanted_streams)
             sockets = await self._dial_data(missing, self._incarnation)
         except (OSError, TimeoutError, WireError, ProxydError) as error:
-            self._throttle.warning("more", f"no further data connections to {self.peer}: {_words(error)}")
+            self._throttle.warning("more", f"no further data connections to {self.peer}: {error_words(error)}")
             return
         finally:
             self._adding = None
@@ -277,23 +297,15 @@ class PeerLink:
         return sockets
 
     async def _dial(self, purpose: wire.StreamPurpose, number: int) -> tuple[Connection, wire.Welcome]:
-        address = parse_address(self._address, port_zero_ok=False)
-        async with asyncio.timeout(CONNECT_S):
-            found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
-        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
-        try:
-            tcp.prepare(
-                sock,
-                peer_timeout_ns=self._peer_timeout_ns,
-                congestion_control=self._congestion_control if purpose is wire.StreamPurpose.DATA else "",
-            )
-            async with asyncio.timeout(CONNECT_S):
-                await self._loop.sock_connect(sock, target)
-            return await dial(sock, self._me, self.peer, purpose, number)
-        except BaseException:
-            sock.close()
-            raise
+        return await dial_peer(
+            self._me,
+            self.peer,
+            self._address,
+            purpose,
+            number,
+            peer_timeout_ns=self._peer_timeout_ns,
+            congestion_control=self._congestion_control if purpose is wire.StreamPurpose.DATA else "",
+        )
 
     def _on_frame(self, transfer: TransferId, frame: wire.Frame) -> None:
         self._emit(PeerFrame(self.peer, False, transfer, frame))
@@ -382,7 +394,7 @@ class PeerLink:
                 busy = state.unsent_bytes > 0 or stream.ledger.pending_bytes > 0
                 stream.stripe.seen(acked_bytes, stream.pace_bytes_per_s, busy=busy)
         except OSError as error:
-            self._stream_ended(_words(error))
+            self._stream_ended(error_words(error))
             return None
         if not self._streams:
             return None
@@ -410,7 +422,35 @@ class PeerLink:
         )
 
 
-def _words(error: BaseException) -> str:
+async def dial_peer(
+    me: Identity,
+    peer: AgentName,
+    where: str,
+    purpose: wire.StreamPurpose,
+    number: int,
+    *,
+    peer_timeout_ns: int,
+    congestion_control: str = "",
+) -> tuple[Connection, wire.Welcome]:
+    """A connection to a peer with its handshake done. Raises OSError, TimeoutError, WireError, ProxydError."""
+    loop = asyncio.get_running_loop()
+    address = parse_address(where, port_zero_ok=False)
+    async with asyncio.timeout(CONNECT_S):
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, target = found[0]
+    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+    try:
+        tcp.prepare(sock, peer_timeout_ns=peer_timeout_ns, congestion_control=congestion_control)
+        async with asyncio.timeout(CONNECT_S):
+            await loop.sock_connect(sock, target)
+        return await dial(sock, me, peer, purpose, number)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def error_words(error: BaseException) -> str:
+    """Why a peer could not be dialled, in few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:

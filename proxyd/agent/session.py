@@ -1,6 +1,6 @@
 """The agent's side of the control sessions: one stream to each configured coordinator, for as long as the agent lives.
 
-The only module of the agent that imports grpc. A session that ends is tried again after 0.1 s, then more slowly, at
+A session that ends is tried again after 0.1 s, then more slowly, at
 most every 2 s, with jitter, so that a restarted coordinator has everybody back within some seconds and not all at one
 instant. The machine hears of three things only: connected (with the Welcome), said, lost (once per outage, also when
 there was no session before it; with the reason in words).

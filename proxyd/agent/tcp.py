@@ -133,6 +133,24 @@ def read_tcp_state(sock: Connection) -> TcpState:
     )
 
 
+class PathSizes(NamedTuple):
+    """Packet sizes of a connection, as TCP knows them now."""
+
+    path_mtu: int
+    """Largest packet on the way, headers included."""
+    segment_bytes: int
+    """Payload of one packet that we send."""
+
+
+_SIZES = struct.Struct("=16xI40xI")  # segment size at 16, path MTU at 60
+
+
+def read_path_sizes(sock: Connection) -> PathSizes:
+    """One system call. Raises OSError when the socket is gone."""
+    segment_bytes, path_mtu = _SIZES.unpack_from(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    return PathSizes(path_mtu, segment_bytes)
+
+
 def set_pace(sock: Connection, rate_bytes_per_s: int) -> None:
     """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that."""
     rate = wire_rate(sock, rate_bytes_per_s) or UNPACED

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from proxyd.cli.status import DEFAULT_ADDRESS, TIMEOUT_S, as_plain, ask
+from proxyd.cli.asking import TIMEOUT_S, add_coordinator, as_plain, ask_coordinator
 from proxyd.core.errors import EXIT_OK, EXIT_USAGE, ConfigError
 
 if TYPE_CHECKING:
@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--coordinator",
-        metavar="ADDRESS",
-        default=DEFAULT_ADDRESS,
-        help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
-    )
+    add_coordinator(parser)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
@@ -27,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 2 when the file is wrong; the old policy then stays in force."""
     from proxyd.v1 import admin_pb2
 
-    answer: admin_pb2.ReloadPolicyResponse = ask(
+    answer: admin_pb2.ReloadPolicyResponse = ask_coordinator(
         args.coordinator, lambda stub: stub.ReloadPolicy(admin_pb2.ReloadPolicyRequest(), timeout=TIMEOUT_S)
     )
     if args.json:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from proxyd.cli.status import DEFAULT_ADDRESS, TIMEOUT_S, as_plain, ask
+from proxyd.cli.asking import TIMEOUT_S, add_coordinator, as_plain, ask_coordinator
 from proxyd.core.errors import EXIT_OK
 from proxyd.core.units import format_rate
 
@@ -17,19 +17,14 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--coordinator",
-        metavar="ADDRESS",
-        default=DEFAULT_ADDRESS,
-        help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
-    )
+    add_coordinator(parser)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     from proxyd.v1 import admin_pb2
 
-    policy: admin_pb2.GetPolicyResponse = ask(
+    policy: admin_pb2.GetPolicyResponse = ask_coordinator(
         args.coordinator, lambda stub: stub.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=TIMEOUT_S)
     )
     print(json.dumps(as_plain(policy), indent=2) if args.json else "\n".join(_lines(policy)))

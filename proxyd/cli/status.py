@@ -1,34 +1,27 @@
-"""``proxyd status``: links, grants and agents of a running coordinator."""
+"""``proxyd status``: links, grants and agents of a running coordinator, or one agent as it sees itself."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, RemoteError
+from proxyd.cli.asking import TIMEOUT_S, add_agent, add_coordinator, as_plain, ask_coordinator
+from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK
 from proxyd.core.units import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
-    import grpc
     from rich.console import Console
 
     from proxyd.v1 import admin_pb2, coordination_pb2
 
-T = TypeVar("T")
-DEFAULT_ADDRESS = "127.0.0.1:7600"
-TIMEOUT_S = 5.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--coordinator",
-        metavar="ADDRESS",
-        default=DEFAULT_ADDRESS,
-        help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
-    )
+    whom = parser.add_mutually_exclusive_group()
+    add_coordinator(whom)
+    add_agent(whom)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("--why", metavar="TRANSFER", help="the same as proxyd why TRANSFER")
 
@@ -39,39 +32,11 @@ def run(args: argparse.Namespace) -> int:
         from proxyd.cli.why import why_of_coordinator
 
         return why_of_coordinator(args.why, args.coordinator, as_json=args.json)
-    return ask(args.coordinator, lambda stub: _status(stub, args))
+    if args.agent is not None:
+        from proxyd.cli.agent_status import status_of_agent
 
-
-def ask(coordinator: str, question: Callable[[Any], T]) -> T:
-    """Put a question to a coordinator's Admin service. Raises RemoteError, ConfigError for a wrong address."""
-    import grpc
-
-    from proxyd.runtime.addresses import parse_address
-    from proxyd.runtime.grpc_options import channel_options
-    from proxyd.v1.admin_pb2_grpc import AdminStub
-
-    address = str(parse_address(coordinator, unix_ok=True, port_zero_ok=False))
-    with grpc.insecure_channel(address, options=channel_options()) as channel:
-        stub = AdminStub(channel)
-        try:
-            return question(stub)
-        except grpc.RpcError as error:
-            # What a stub raises is an RpcError and a Call at once, which the type stubs cannot say.
-            raise _remote_error(address, cast("grpc.Call", error)) from error
-
-
-def _remote_error(address: str, call: grpc.Call) -> RemoteError:
-    import grpc
-
-    details = call.details() or "no details"
-    if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return RemoteError(
-            f"no coordinator answers at {address}",
-            why=details,
-            next_step="Is it running, and is this its address? Give another one with --coordinator; one that speaks TLS"
-            " answers at its unix: address",
-        )
-    return RemoteError(f"the coordinator at {address} refused", why=details)
+        return status_of_agent(args.agent, as_json=args.json)
+    return ask_coordinator(args.coordinator, lambda stub: _status(stub, args))
 
 
 def _status(stub: Any, args: argparse.Namespace) -> int:
@@ -83,28 +48,6 @@ def _status(stub: Any, args: argparse.Namespace) -> int:
     else:
         print_status(status)
     return EXIT_OK if status.agents else EXIT_DEGRADED
-
-
-def as_plain(message: Any) -> dict[str, Any]:
-    """A protobuf message as JSON values: our field names, numbers as numbers, nothing left out."""
-    from google.protobuf.descriptor import FieldDescriptor
-
-    result: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            result[field.name] = [as_plain(one) for one in value] if _is_repeated(field) else as_plain(value)
-        elif field.type == FieldDescriptor.TYPE_ENUM:
-            name = field.enum_type.values_by_number[value].name
-            result[field.name] = name.removeprefix("TRAFFIC_CLASS_").lower()
-        else:
-            result[field.name] = list(value) if _is_repeated(field) else value
-    return result
-
-
-def _is_repeated(field: Any) -> bool:
-    # protobuf 7 has only is_repeated, 6.31 only label.
-    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
 
 def _agent(name: coordination_pb2.AgentName) -> str:
@@ -147,6 +90,8 @@ def print_status(status: admin_pb2.StatusResponse) -> None:
         f"coordinator {status.coordinator} {status.version}, epoch {status.epoch}, "
         f"up {format_duration(status.uptime_ns)}, owns {', '.join(status.owns)}"
     )
+    if status.draining:
+        console.print(f"it drains: no new transfer begins, {status.held_transfers} are held (proxyd undrain ends that)")
     if status.certificate:
         console.print(f"TLS certificate {status.certificate}")
     links = Table(

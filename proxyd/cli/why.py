@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxyd.cli.status import DEFAULT_ADDRESS, TIMEOUT_S, ask
+from proxyd.cli.asking import TIMEOUT_S, add_coordinator, ask_coordinator
 from proxyd.core.errors import EXIT_OK, ConfigError, RemoteError
 from proxyd.core.units import format_duration, format_size
 from proxyd.wire.envelope import TransferId
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="as proxyd status prints it: INCARNATION-N; none, with --log: those that waited longest",
     )
-    parser.add_argument(
-        "--coordinator",
-        metavar="ADDRESS",
-        default=DEFAULT_ADDRESS,
-        help=f"host:port or unix:/path of the coordinator, on its own host (default {DEFAULT_ADDRESS})",
-    )
+    add_coordinator(parser)
     parser.add_argument("--log", metavar="FILE", help="read the story from this grant log; no coordinator is asked")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
@@ -49,17 +44,18 @@ def run(args: argparse.Namespace) -> int:
         return why_of_log(args.transfer, Path(args.log), as_json=args.json)
     if args.transfer is None:
         raise ConfigError(
-            "which transfer?", next_step="proxyd status prints those that wait; --log FILE lists those of a grant log"
+            "which transfer?",
+            next_step="proxyd status prints those that wait; --log FILE lists those of a grant log",
         )
     return why_of_coordinator(args.transfer, args.coordinator, as_json=args.json)
 
 
-def why_of_coordinator(name: str, coordinator: str, *, as_json: bool) -> int:
+def why_of_coordinator(name: str, coordinator: str | None, *, as_json: bool) -> int:
     """Ask a running coordinator. Raises RemoteError when it doesn't know."""
     transfer = parse_transfer(name)
     from proxyd.runtime.translate_admin import read_why, why_request
 
-    told = ask(coordinator, lambda stub: read_why(stub.Why(why_request(transfer), timeout=TIMEOUT_S)))
+    told = ask_coordinator(coordinator, lambda stub: read_why(stub.Why(why_request(transfer), timeout=TIMEOUT_S)))
     return _print(told, as_json=as_json)
 
 

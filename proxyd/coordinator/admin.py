@@ -1,7 +1,7 @@
 """The Admin service: what a person may ask, from this host only.
 
-Nothing can be changed by it but for one thing: the coordinator can be made to read its own file again, as SIGHUP does.
-What stands there is the operator's, who could as well restart it.
+Two things can be changed by it: the coordinator can be made to read its own file again, as SIGHUP does, and to drain.
+What stands in the file is the operator's, who could as well restart it.
 
 Sessions prove the shared token; a single question can't (there is no challenge in it), so a listener that other hosts
 can reach answers questions only to callers on this one.
@@ -10,8 +10,9 @@ can reach answers questions only to callers on this one.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ import grpc
 import grpc.aio
 
 from proxyd import __version__
+from proxyd.coordinator.drain import REASON, DrainGate
 from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.story import Stories
 from proxyd.core.coordinator import CoordinatorMachine
@@ -28,6 +30,7 @@ from proxyd.runtime.translate import TranslateError
 from proxyd.v1 import admin_pb2
 from proxyd.v1.admin_pb2_grpc import AdminServicer
 
+_log = logging.getLogger("proxyd.coordinator")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -39,15 +42,18 @@ class AdminService(AdminServicer):
         """Set by the daemon; without one there is no file to read."""
         self.tls: TlsKeeper | None = None
         """Set by the daemon where there is TLS."""
+        self.serve: Callable[[bool], Awaitable[None]] | None = None
+        """Set by the daemon: whether probes hear that it serves."""
+        self._drain: DrainGate | None = None
         self._machine: CoordinatorMachine | None = None
         self._stories: Stories | None = None
         self._why_standby = why_standby
         self._clock = clock
         self._started_ns = clock()
 
-    def activate(self, machine: CoordinatorMachine, stories: Stories) -> None:
+    def activate(self, machine: CoordinatorMachine, stories: Stories, drain: DrainGate | None = None) -> None:
         """This coordinator is the active one from now on."""
-        self._machine, self._stories = machine, stories
+        self._machine, self._stories, self._drain = machine, stories, drain
 
     async def _active(self, context: _Context) -> tuple[CoordinatorMachine, Stories]:
         """What is asked; ends the call where the caller is elsewhere, or the one to ask is another."""
@@ -64,6 +70,8 @@ class AdminService(AdminServicer):
         now_ns = self._clock()
         response = translate_admin.status_response(machine.status(now_ns), __version__, now_ns - self._started_ns)
         response.certificate = "" if self.tls is None else self.tls.state
+        if self._drain is not None:
+            response.draining, response.held_transfers = self._drain.draining, self._drain.held
         return response
 
     async def Links(self, request: admin_pb2.LinksRequest, context: _Context) -> admin_pb2.LinksResponse:
@@ -80,6 +88,8 @@ class AdminService(AdminServicer):
         except TranslateError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         told = stories.of(transfer, self._clock())
+        if told is None and self._drain is not None and self._drain.holds(transfer):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"transfer {transfer} is held: {REASON}")
         if told is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
@@ -116,6 +126,22 @@ class AdminService(AdminServicer):
             return translate_admin.reload_response(False, "this coordinator was started without a file", ())
         result = self.policy.reload()
         return translate_admin.reload_response(result.applied, result.message, result.needs_restart)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: _Context) -> admin_pb2.DrainResponse:
+        """Begin to drain, or end it; asking for what is already so only tells how far it is."""
+        machine, _ = await self._active(context)
+        gate = self._drain
+        if gate is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there are no sessions here that could be drained")
+        assert gate is not None
+        wanted = translate_admin.wants_drain(request)
+        if gate.draining is not wanted:
+            gate.drain(wanted)
+            _log.warning("draining: no new transfer begins" if wanted else "the draining is over")
+            if self.serve is not None:
+                await self.serve(not wanted)
+        under_way = sum(agent.transfers for agent in machine.status(self._clock(), transfers_per_link=0).agents)
+        return translate_admin.drain_response(gate.draining, under_way, gate.held)
 
 
 async def _local_only(context: _Context) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from proxyd.coordinator.admin import AdminService
 from proxyd.coordinator.coordinator_metrics import coordinator_families, session_families, standby_families
+from proxyd.coordinator.drain import DrainGate
 from proxyd.coordinator.election import Election
 from proxyd.coordinator.grant_log import GrantLog
 from proxyd.coordinator.guard import Guard
@@ -29,6 +30,7 @@ from proxyd.core.events import CoordinatorEvent, TimePassed
 from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.config import Config, read_token
 from proxyd.runtime.config_fields import parse_lock
+from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import STRANGERS
@@ -119,8 +121,9 @@ class Coordinator:
         self.servicer = SessionServicer(token, None, self.guard, places=strangers) if servicer is None else servicer
         self.servicer.activate(self._on_event, self._may_act)
         self.admin = AdminService() if admin is None else admin
+        self.drain = DrainGate(self.machine, self._on_event, lambda effect: self.servicer.perform((effect,)))
         self.admin.tls = self.guard.tls
-        self.admin.activate(self.machine, self.stories)
+        self.admin.activate(self.machine, self.stories, self.drain)
         self.driver: Driver[CoordinatorEvent, CoordinatorEffect] = Driver(
             self.machine,
             self._perform,
@@ -131,7 +134,7 @@ class Coordinator:
 
     def _on_event(self, event: CoordinatorEvent) -> None:
         # Who has lost the lock may have been stopped for an hour: it decides nothing more.
-        if self._may_act():
+        if self._may_act() and not self.drain.take(event):
             self.driver.handle(event)
 
     def _record(self, now_ns: int, event: CoordinatorEvent | TimePassed) -> None:
@@ -162,6 +165,7 @@ class Coordinator:
         yield from coordinator_families(status, self.observer)
         yield from session_families(self.servicer)
         yield from security_families(self.guard.refusals, self.guard.tls)
+        yield from drain_families(draining=self.drain.draining, held=self.drain.held)
 
 
 def _grant_log_of(config: Config) -> tuple[Path, int] | None:
@@ -236,6 +240,7 @@ class _Daemon:
         )
         self.admin = AdminService(why_standby=self._why_standby)
         self._server = ControlServer(self.servicer, self.admin, guard, with_reflection=section.reflection)
+        self.admin.serve = self._server.serve
         self._metrics: MetricsServer | None = None
         self._reloads = Reloads()
         if self.election is None:

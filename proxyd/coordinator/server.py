@@ -63,8 +63,14 @@ class ControlServer:
 
     async def take_over(self) -> None:
         """This coordinator is the active one from now on."""
-        for service in ("", COORDINATION, ADMIN):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(ADMIN, health_pb2.HealthCheckResponse.SERVING)
+        await self.serve(True)
+
+    async def serve(self, wanted: bool) -> None:
+        """Whether probes shall hear that new work may come here; one that drains is healthy all the same."""
+        status = health_pb2.HealthCheckResponse.SERVING if wanted else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", COORDINATION):
+            await self._health.set(service, status)
 
     async def stop(self) -> None:
         """Not serving from now on; calls under way get half a second to end."""

@@ -25,6 +25,7 @@ from proxyd.core.policy import Policy
 from proxyd.core.units import parse_duration, parse_size
 from proxyd.runtime.addresses import Address, parse_address
 from proxyd.runtime.config_fields import (
+    AdminText,
     AdvertisedText,
     ArenaText,
     ChunkText,
@@ -105,6 +106,8 @@ class AgentConfig(Section):
     site: Name
     name: Name = Field(default_factory=_own_name)
     socket: SocketText = "/run/proxyd/agent.sock"
+    admin: AdminText | None = None
+    """Where proxyd status, ping and drain ask this agent; None: beside ``socket``."""
     data_listen: ListenText = "127.0.0.1:7601"
     data_address: AdvertisedText | None = None
     data_interface: InterfaceText | None = None
@@ -133,6 +136,13 @@ class AgentConfig(Section):
     sends: Places = 16384
     warm: StrictBool = True
     """Pad fresh connections while nobody has anything to send, so that first slots aren't spent in slow start."""
+
+    @property
+    def admin_path(self) -> str | None:
+        """None: there is none."""
+        if self.admin is None:
+            return f"{self.socket}.admin"
+        return None if self.admin in ("", "off") else self.admin
 
     @property
     def data_listen_address(self) -> Address:

@@ -162,6 +162,10 @@ def _metrics(value: str) -> str:
     return value if value in ("", "off") else _address(value, fd_ok=True)
 
 
+def _admin(value: str) -> str:
+    return value if value in ("", "off") else _socket(value)
+
+
 def _advertised(value: str) -> str:
     address = parse_address(_address(value))
     if address.is_unspecified or address.is_link_local:
@@ -252,3 +256,4 @@ LockText = Annotated[StrictStr, AfterValidator(_lock)]
 InterfaceText = Annotated[StrictStr, AfterValidator(_interface)]
 TimeZoneText = Annotated[StrictStr, AfterValidator(_time_zone)]
 SocketText = Annotated[StrictStr, AfterValidator(_socket)]
+AdminText = Annotated[StrictStr, AfterValidator(_admin)]

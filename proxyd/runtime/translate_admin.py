@@ -334,3 +334,15 @@ def policy_response(
 def reload_response(applied: bool, message: str, needs_restart: Iterable[str]) -> admin_pb2.ReloadPolicyResponse:
     """What came of reading the file again."""
     return admin_pb2.ReloadPolicyResponse(applied=applied, message=message, needs_restart=needs_restart)
+
+
+def wants_drain(request: admin_pb2.DrainRequest) -> bool:
+    """Whether draining is to begin (or to go on), rather than to end."""
+    return request.drain
+
+
+def drain_response(draining: bool, under_way: int, held: int, arriving: int = 0) -> admin_pb2.DrainResponse:
+    """How far the draining is, in transfers."""
+    return admin_pb2.DrainResponse(
+        draining=draining, under_way_transfers=under_way, held_transfers=held, arriving_transfers=arriving
+    )

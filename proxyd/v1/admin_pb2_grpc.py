@@ -59,6 +59,11 @@ class AdminStub(object):
                 request_serializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.SerializeToString,
                 response_deserializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/proxyd.v1.Admin/Drain',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -100,6 +105,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Begin no new transfer, and finish those that were granted something; or go on as before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +139,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ReloadPolicy,
                     request_deserializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.FromString,
                     response_serializer=proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +281,196 @@ class Admin(object):
             '/proxyd.v1.Admin/ReloadPolicy',
             proxyd_dot_v1_dot_admin__pb2.ReloadPolicyRequest.SerializeToString,
             proxyd_dot_v1_dot_admin__pb2.ReloadPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.Admin/Drain',
+            proxyd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AgentAdminStub(object):
+    """Answered at a Unix socket of the agent's own, which its file mode keeps for the agent's user and root.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.AgentStatus = channel.unary_unary(
+                '/proxyd.v1.AgentAdmin/AgentStatus',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.AgentStatusRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.AgentStatusResponse.FromString,
+                _registered_method=True)
+        self.Ping = channel.unary_unary(
+                '/proxyd.v1.AgentAdmin/Ping',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.PingRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.PingResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/proxyd.v1.AgentAdmin/Drain',
+                request_serializer=proxyd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=proxyd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+
+
+class AgentAdminServicer(object):
+    """Answered at a Unix socket of the agent's own, which its file mode keeps for the agent's user and root.
+    """
+
+    def AgentStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ping(self, request, context):
+        """Messages of the agents' own to another agent and back, over the connection that transfers use too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Begin no new transfer, and finish those that are under way; or go on as before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AgentAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'AgentStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.AgentStatus,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.AgentStatusRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.AgentStatusResponse.SerializeToString,
+            ),
+            'Ping': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.PingRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.PingResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=proxyd_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=proxyd_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'proxyd.v1.AgentAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('proxyd.v1.AgentAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AgentAdmin(object):
+    """Answered at a Unix socket of the agent's own, which its file mode keeps for the agent's user and root.
+    """
+
+    @staticmethod
+    def AgentStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.AgentAdmin/AgentStatus',
+            proxyd_dot_v1_dot_admin__pb2.AgentStatusRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.AgentStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ping(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.AgentAdmin/Ping',
+            proxyd_dot_v1_dot_admin__pb2.PingRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.PingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proxyd.v1.AgentAdmin/Drain',
+            proxyd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            proxyd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

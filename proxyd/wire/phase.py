@@ -16,6 +16,7 @@ class SendPhase(enum.IntEnum):
     UNACKNOWLEDGED = 5
     RECONNECTING = 6
     AGENT_AWAY = 7
+    DRAINING = 8
 
     @property
     def label(self) -> str:
@@ -32,4 +33,5 @@ _PHASE_LABELS = {
     SendPhase.UNACKNOWLEDGED: "sent, waiting for the acknowledgement",
     SendPhase.RECONNECTING: "waiting for the connection to the receiver's agent to come back",
     SendPhase.AGENT_AWAY: "waiting for this host's agent to come back",
+    SendPhase.DRAINING: "held: this host's agent drains (proxyd undrain ends that)",
 }

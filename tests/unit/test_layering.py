@@ -36,10 +36,10 @@ def under(name: str, package: str) -> bool:
 # The edge names the types that its calls carry; it may not look inside.
 ENVELOPES = {"AgentBatch", "CoordinatorBatch"} | {
     f"{call}{end}"
-    for call in ("Status", "Links", "Why", "GetPolicy", "ReloadPolicy")
+    for call in ("Status", "Links", "Why", "GetPolicy", "ReloadPolicy", "Drain", "AgentStatus", "Ping")
     for end in ("Request", "Response")
 }
-TRANSLATORS = {"translate.py", "translate_admin.py"}
+TRANSLATORS = {"translate.py", "translate_admin.py", "translate_agent.py"}
 
 
 def messages_used(path: Path) -> set[str]:

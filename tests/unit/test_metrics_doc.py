@@ -29,6 +29,7 @@ from proxyd.core.ids import AgentName, LinkName, TransferId
 from proxyd.core.messages import AgentHello, Grant, Request, TransferDone
 from proxyd.core.shadow import Distribution, ShadowClass, ShadowStatus
 from proxyd.core.sharing import BottleneckStatus
+from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.limits import Door
 from proxyd.runtime.metrics import MAX_LABEL_SETS, MetricFamily
 from proxyd.runtime.refusals import Refusals
@@ -89,7 +90,11 @@ def both() -> list[MetricFamily]:
         seconds_left = reloads = refused_reloads = 0
         families = TlsKeeper.families
 
-    return [*security_families(refusals, cast(TlsKeeper, Kept())), *Reloads().families()]
+    return [
+        *security_families(refusals, cast(TlsKeeper, Kept())),
+        *Reloads().families(),
+        *drain_families(draining=True, held=1),
+    ]
 
 
 def observer() -> Observer:
