@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
@@ -15,8 +15,10 @@ from proxyd.wire.envelope import MAX_GROUP_BYTES, MAX_JOB_BYTES, MAX_TRANSFER_BY
 from proxyd_client.buffers import payload_of
 from proxyd_client.dial import Identity, parse_address, token_of
 from proxyd_client.errors import ArgumentError
+from proxyd_client.first_of import wait_any, wake
 from proxyd_client.handle import Handle, Operation
 from proxyd_client.message import Message
+from proxyd_client.receive import Receive
 from proxyd_client.send import Destination
 from proxyd_client.session import Session
 
@@ -207,6 +209,28 @@ class Endpoint:
         into = payload_of(out, dtype, writable=True)
         receive = self._session.receiver.post(_source(src), _group(group), _tag(tag), into, strict=strict)
         return Handle(cast("Operation[int]", receive))
+
+    def wait_any(
+        self,
+        handles: Sequence[Handle[Any]],
+        timeout_s: float | None = None,
+        *,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until one of these receives has ended, well or not, or the time is up; ask them which.
+
+        :param handles: of ``irecv`` and ``irecv_into`` of this endpoint; a few.
+        :param interrupted: also return when it says so; it is asked after each :meth:`wake`, and must not call the
+            library.
+        """
+        receives = [handle._operation for handle in handles]
+        if not all(isinstance(receive, Receive) for receive in receives):
+            raise ArgumentError("wait_any takes handles of receives")
+        wait_any(self._session.receiver, cast("list[Receive]", receives), timeout_s, interrupted)
+
+    def wake(self) -> None:
+        """Have threads that are in :meth:`wait_any` ask ``interrupted`` again."""
+        wake(self._session.receiver)
 
     def close_group(self, group: str) -> None:
         """Take part in a group no longer: its receives fail with ClosedError, and what was or will be offered in it is

@@ -118,7 +118,7 @@ class Receiver:
             try:
                 while not receive.ended:
                     if receive.copy_is_due_here:
-                        self._copy_step(receive)
+                        self.copy_step(receive)
                     elif not core.waiting.wait_for(lambda: receive.ended or receive.copy_is_due_here, deadline_ns):
                         raise self._timeout(receive, timeout_s)
                 core.progress.wait_locally(lambda: not receive.copying)
@@ -144,7 +144,7 @@ class Receiver:
             if not receive.ended:
                 core.progress.poll_now()
                 if receive.copy_is_due_here:
-                    self._copy_step(receive)
+                    self.copy_step(receive)
             return receive.ended and not receive.copying
 
     def cancel(self, receive: Receive) -> bool:
@@ -407,7 +407,7 @@ class Receiver:
         """Copy a piece of a posted receive that nobody waits for; whether there was one."""
         for receive in self._landing.values():
             if receive.copy_is_due and (receive.for_background or not receive.waiters):
-                self._copy_step(receive)
+                self.copy_step(receive)
                 return True
         return False
 
@@ -479,7 +479,7 @@ class Receiver:
         """Where to speak of a message: the agent's next life knows nothing of those that ended before it."""
         return incoming.link if incoming.link is not None else self.core.link
 
-    def _copy_step(self, receive: Receive) -> None:
+    def copy_step(self, receive: Receive) -> None:
         """Copy the next piece, without the lock meanwhile."""
         incoming, into = receive.incoming, receive.into
         if incoming is None or into is None:

@@ -115,6 +115,14 @@ class Worker:
         """Device memory for activations that nothing holds."""
         return self.memory_bytes - self.held_bytes
 
+    def carry_over(self, earlier: Worker) -> None:
+        """Go on with what an earlier step of the same stages has learned: durations and round trips."""
+        for index, progress in self.stages.items():
+            known = earlier.stages[index]
+            progress.durations_ns = list(known.durations_ns)
+            progress.learned = list(known.learned)
+            progress.round_trip_ns = known.round_trip_ns
+
     # ------------------------------------------------------------------------------------ events: the network
 
     def arrived(self, kind: Kind, stage: int, micro_batch: int, now_ns: int) -> None:

@@ -100,6 +100,10 @@ class TensorWork(dist.Work):
         """Predicted seconds until it is done; 0.0 when it is, None when nothing is predicted."""
         return self._handle.eta_s()
 
+    def cancel(self) -> bool:
+        """Give it up: nothing is written to the tensors from now on. False: it has ended already."""
+        return self._handle.cancel()
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the tensors."""
         with self._lock:
@@ -117,6 +121,11 @@ class TensorWork(dist.Work):
             future.set_result(self._tensors)
         elif self._error is not None:
             future.set_exception(self._error)
+
+    @property
+    def handle(self) -> Handle[Any]:
+        """The client's."""
+        return self._handle
 
     def _finish(self, timeout_s: float | None) -> bool:
         """Whether it has ended well; its error is kept. A timeout is raised: it ends nothing."""

@@ -1,0 +1,322 @@
+"""The loop that does what a policy says, for one step of one worker.
+
+Theory. One thread computes. Whenever it is between two tasks it hears what has happened (inputs that are here, moves
+that are over), asks what is predicted, lets the offload policy start what should move, and asks the policy. Then it
+computes, or waits until something happens. All that waits and computes is behind :class:`Surroundings`: no clock, no
+thread and no tensor is in here, so that the same loop runs against a fake network with a fake clock.
+
+*Order.* Inputs may arrive in any order; a worker hears of them in the order of the micro-batches, as each kind runs.
+So does what is predicted, and so does W: sums of gradients have one order.
+
+*Whole backwards.* A split costs a second walk of the graph, some 10 to 50 % of a small backward. It buys that the
+gradient leaves before W has run, and that W can wait. Both are worth nothing while other work is ready here: then this
+worker is what the pipeline waits for, and a backward in one piece is the shorter way. When nothing else is ready, the
+worker has time, and the stage before may be waiting for this very gradient: then it is split. A worker whose splits
+cost more than its pauses sees its inputs queue up, and stops splitting: the rule holds its own balance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from proxyd_client.schedule.offload import Move, Offload
+from proxyd_client.schedule.policy import Policy
+from proxyd_client.schedule.tasks import Decision, Kind, Task
+from proxyd_client.schedule.worker import Worker
+
+MOST_KEPT = 1024
+"""Decisions that a report names; a step of 128 micro-batches has some 600."""
+ERROR_SHIFT = 3
+"""The error of predictions is an average over about eight."""
+UNSURE_SHARE = 0.25
+"""Before it is known how wrong predictions are: so large a share of the time that is left."""
+
+NOTHING_HERE = "nothing has arrived"
+MEMORY_FULL = "memory is full"
+QUOTA = "quota in flight"
+HELD_BACK = "held back for a predicted gradient"
+SENDS = "sends under way at the end"
+
+
+class Arrived(NamedTuple):
+    """The input of an F or a B is here."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+
+class Moved(NamedTuple):
+    """A move to host memory, or back, is over."""
+
+    outwards: bool
+    stage: int
+    micro_batch: int
+
+
+Event = Arrived | Moved
+
+
+class Foreseen(NamedTuple):
+    """A prediction."""
+
+    eta_ns: int
+    """On the surroundings' clock."""
+    confidence: float
+    """0 (a guess) to 1."""
+
+
+class Surroundings(Protocol):
+    """What computes, what brings, and what tells the time."""
+
+    def now_ns(self) -> int:
+        """The one clock of this worker."""
+
+    def heard(self) -> Iterable[Event]:
+        """What has happened since the last call. Raises what ends the step."""
+
+    def wait(self, until_ns: int) -> None:
+        """Until something has happened, or it is ``until_ns`` (0: no such time). Raises what ends the step."""
+
+    def foresee(self, kind: Kind, stage: int, micro_batch: int) -> Foreseen | None:
+        """When an input will be here; None: nothing is known."""
+
+    def can_split(self, stage: int, micro_batch: int) -> bool:
+        """Its backward can be had in two pieces, B and W."""
+
+    def compute(self, task: Task, whole: bool) -> None:
+        """Run a task, and send its result on its way. ``whole``: this B is the W too."""
+
+    def move(self, move: Move) -> None:
+        """Start it; :class:`Moved` is heard when it is over."""
+
+    def moved(self, event: Moved, counts: bool) -> None:
+        """What to do at its end. ``counts``: False where it is void, for the activation was used meanwhile."""
+
+
+class Taken(NamedTuple):
+    """One decision of a step."""
+
+    at_ns: int
+    """Since the step began."""
+    task: Task | None
+    reason: str
+    held: int
+    """Activation bytes on the device by then (or activations, where their size isn't known)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """What is counted while a step runs."""
+
+    decisions: deque[Taken] = dataclasses.field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    decided_ns: list[int] = dataclasses.field(default_factory=list)
+    """What each decision took."""
+    waits_ns: dict[str, int] = dataclasses.field(default_factory=dict)
+    busy_ns: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
+    """By kind; a whole backward is B."""
+    predictions: int = 0
+    """Decisions before which one was there."""
+    held_back: int = 0
+    whole: int = 0
+    split: int = 0
+    moves_out: int = 0
+    host_peak_bytes: int = 0
+    error_ns: int = 0
+    """By how much predictions were off, lately."""
+
+
+class Step:
+    """One step of a worker; :meth:`run` it once.
+
+    :param splits: True and False: always, never; None: as the module's text says.
+    :param error_ns: how wrong predictions were in earlier steps; 0: not known.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        policy: Policy,
+        around: Surroundings,
+        *,
+        offload: Offload | None = None,
+        splits: bool | None = None,
+        error_ns: int = 0,
+    ) -> None:
+        self.worker = worker
+        self.record = Record(error_ns=error_ns)
+        self._policy = policy
+        self._around = around
+        self._offload = offload
+        self._splits = splits
+        self._landed: dict[tuple[Kind, int], set[int]] = {}
+        """Inputs that came before their turn."""
+        self._said: dict[tuple[int, int], int] = {}
+        """By stage and micro-batch: when its gradient was last said to come."""
+        self._listened = False
+        """It has waited since the last task."""
+        self._ways_busy = [False, False]
+        """Out of the device, back."""
+        self._begun_ns = around.now_ns()
+
+    def run(self) -> None:
+        """Until all tasks have run. Raises what the surroundings raise."""
+        worker, around, record = self.worker, self._around, self.record
+        while not worker.done:
+            self.hear()
+            self._foresee()
+            due_ns = self._move()
+            begun_ns = around.now_ns()
+            decision = self._policy.decide(worker, begun_ns)
+            now_ns = around.now_ns()
+            record.decided_ns.append(now_ns - begun_ns)
+            record.decisions.append(Taken(begun_ns - self._begun_ns, decision.task, decision.reason, worker.held_bytes))
+            task, whole = self._plan(decision.task) if decision.task is not None else (None, False)
+            if task is None:
+                self._wait(decision, due_ns, now_ns)
+            else:
+                self._do(task, whole)
+
+    # ------------------------------------------------------------------------------------------- what happened
+
+    def hear(self) -> None:
+        """Take in what has happened."""
+        for event in self._around.heard():
+            if isinstance(event, Moved):
+                self._moved(event)
+            else:
+                self._landed.setdefault((event.kind, event.stage), set()).add(event.micro_batch)
+        for (kind, stage), landed in self._landed.items():
+            progress = self.worker.stages[stage]
+            while (number := progress.arrived[kind]) in landed:
+                if kind == Kind.B and number not in progress.forward_done_ns:
+                    break  # outputs that need no gradient: their "gradient" is here from the start
+                landed.remove(number)
+                now_ns = self._around.now_ns()
+                said_ns = self._said.pop((stage, number), 0) if kind == Kind.B else 0
+                if said_ns and (self._listened or now_ns < said_ns):
+                    self._learn(abs(now_ns - said_ns))  # else it may have come at any time while a task ran
+                self.worker.arrived(kind, stage, number, now_ns)
+
+    def _learn(self, error_ns: int) -> None:
+        known_ns = self.record.error_ns
+        self.record.error_ns = known_ns + ((error_ns - known_ns) >> ERROR_SHIFT) if known_ns else max(1, error_ns)
+
+    def _moved(self, event: Moved) -> None:
+        worker = self.worker
+        self._ways_busy[0 if event.outwards else 1] = False
+        if event.outwards:
+            self._around.moved(event, worker.left(event.stage, event.micro_batch))
+            self.record.host_peak_bytes = max(self.record.host_peak_bytes, worker.out_bytes)
+        else:
+            worker.came_back(event.stage, event.micro_batch)
+            self._around.moved(event, True)
+
+    def _foresee(self) -> None:
+        """Only the next B of a stage: nothing else is decided by a prediction."""
+        told = False
+        for index, progress in self.worker.stages.items():
+            number = progress.next[1]
+            if progress.stage.last or number >= self.worker.micro_batches or number < progress.arrived[1]:
+                continue
+            if number not in progress.forward_done_ns:
+                continue  # its F hasn't run: no gradient can be on its way
+            said = self._around.foresee(Kind.B, index, number)
+            if said is None:
+                progress.foretold[1].pop(number, None)  # what was known is withdrawn
+                continue
+            left_ns = max(0, said.eta_ns - self._around.now_ns())
+            error_ns = 2 * self.record.error_ns or int(UNSURE_SHARE * left_ns)
+            uncertainty_ns = int(error_ns / min(1.0, max(0.1, said.confidence)))
+            self.worker.foretell(Kind.B, index, number, said.eta_ns, uncertainty_ns)
+            self._said[index, number] = said.eta_ns
+            told = True
+        self.record.predictions += told
+
+    # -------------------------------------------------------------------------------------------- what is done
+
+    def _move(self) -> int:
+        """Start what should move; when to look again though nothing happens (0: no need)."""
+        if self._offload is None:
+            return 0
+        worker, now_ns, due_ns = self.worker, self._around.now_ns(), 0
+        if not self._ways_busy[1]:
+            move = self._offload.back(worker, now_ns)
+            if move is not None:
+                worker.come_back(move.stage, move.micro_batch)
+                self._begin(move)
+            else:
+                due_ns = self._offload.next_ns(worker, now_ns)
+        if not self._ways_busy[0]:
+            move = self._offload.out(worker, now_ns)
+            if move is not None:
+                worker.leave(move.stage, move.micro_batch)
+                self.record.moves_out += 1
+                self._begin(move)
+        return due_ns
+
+    def _begin(self, move: Move) -> None:
+        self._ways_busy[0 if move.outwards else 1] = True
+        self._around.move(move)
+
+    def _do(self, task: Task, whole: bool) -> None:
+        worker, around, record = self.worker, self._around, self.record
+        if task.kind == Kind.B:
+            record.whole += whole
+            record.split += not whole and not worker.stages[task.stage].stage.first
+        start_ns = around.now_ns()
+        worker.start(task, start_ns)
+        if self._offload is not None:
+            self._move()
+        around.compute(task, whole)
+        self._listened = False
+        end_ns = around.now_ns()
+        record.busy_ns[task.kind] += end_ns - start_ns
+        if not whole:
+            worker.finish(end_ns)
+            return
+        # Which part of it was W isn't known; half of it is what it is for layers that multiply matrices.
+        middle_ns = start_ns + (end_ns - start_ns) // 2
+        worker.finish(middle_ns)
+        parts = worker.stages[task.stage].stage.weight_parts
+        for part in range(parts):
+            worker.start(worker.upcoming(Kind.W, task.stage), middle_ns + (end_ns - middle_ns) * part // parts)
+            worker.finish(middle_ns + (end_ns - middle_ns) * (part + 1) // parts)
+
+    def _plan(self, task: Task) -> tuple[Task | None, bool]:
+        """What to run now, and whether it is a B that is one piece with its W.
+
+        W runs in order: where a B is to be whole, those that are left over come first. None: the next of them has to
+        come back from host memory before.
+        """
+        worker, stage = self.worker, task.stage
+        progress = worker.stages[stage]
+        if task.kind != Kind.B or progress.stage.first:
+            return task, False  # of the first stage B is nothing at all: nobody waits for it
+        busy = worker.ready(Kind.F, stage) or progress.arrived[1] > task.micro_batch + 1
+        wanted = busy if self._splits is None else not self._splits
+        must = not self._around.can_split(stage, task.micro_batch) if not wanted else False
+        if not wanted and not must:
+            return task, False
+        if progress.next[2] == task.micro_batch:
+            return task, True
+        if worker.ready(Kind.W, stage):
+            return worker.upcoming(Kind.W, stage), False
+        return (None, False) if must else (task, False)
+
+    def _wait(self, decision: Decision, due_ns: int, now_ns: int) -> None:
+        around = self._around
+        times = [time_ns for time_ns in (decision.until_ns, due_ns) if time_ns > now_ns]
+        if decision.until_ns > now_ns:
+            why = HELD_BACK
+            self.record.held_back += 1
+        elif "memory is full" in decision.reason:
+            why = MEMORY_FULL
+        else:
+            why = QUOTA if "quota" in decision.reason else NOTHING_HERE
+        around.wait(min(times, default=0))
+        self._listened = True
+        self.record.waits_ns[why] = self.record.waits_ns.get(why, 0) + around.now_ns() - now_ns
