@@ -17,7 +17,7 @@ TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch$(comma)suite
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo image test test-faults fuzz lint monitoring dashboards format protos bench clean
+.PHONY: help venv demo image docs test test-faults fuzz lint monitoring dashboards format protos bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ demo: $(VENV)/.stamp-demo ## Plain TCP beside proxyd on an emulated WAN: build/d
 image: ## The container image, where no registry is reachable (root): build/image has it; with one: docker build .
 	@tools/prepare.sh image
 	tools/image.sh build proxyd
+
+docs: $(TEST_STAMP) ## The documentation as a site in build/site; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 test: $(TEST_STAMP) ## All tests, as many at once as they bear (PYTEST_ARGS=... is passed on)
 	@tools/prepare.sh tests
