@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep configurations, logs and sockets there (a-0.sock is site a's first agent); default: a temporary one",
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="of all daemons"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -48,7 +48,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("proxyd.cli.drain", "begin no new transfer at an agent or coordinator, and finish those under way"),
     "undrain": ("proxyd.cli.undrain", "take new transfers again"),
     "doctor": ("proxyd.cli.doctor", "what of this host and its configuration gets in the way, each with its fix"),
-    "check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
+    "config init": ("proxyd.cli.config_init", "a configuration to start from"),
+    "config check": ("proxyd.cli.check", "judge a configuration file without starting anything"),
+    "config schema": ("proxyd.cli.config_schema", "the JSON schema of the configuration file"),
+    "check": ("proxyd.cli.check", "the same as config check"),
     "bench relay": ("proxyd.cli.bench_relay", "speed of client -> agent -> agent -> client on loopback"),
     "bench local": ("proxyd.cli.bench_local", "speed between two trainers of one host, through its agent"),
     "bench grants": ("proxyd.cli.bench_grants", "decisions and grants per second"),
@@ -64,6 +67,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate scale": ("proxyd.cli.simulate_scale", "1,000 agents at once, and an hour of 64: how long it takes"),
     "simulate targets": ("proxyd.cli.simulate_targets", "what a live link must show, each run with its bounds"),
     "healthcheck": ("proxyd.cli.healthcheck", "whether the daemon of a configuration accepts, for probes"),
+    "completion": ("proxyd.cli.completion", "completion for bash, zsh or tcsh"),
     "version": ("proxyd.cli.version", "print the version"),
 }
 
@@ -77,6 +81,7 @@ _EXTRA_OF_MODULE = {
     "prometheus_client": "daemon",
     "pydantic": "daemon",
     "rich": "daemon",
+    "shtab": "daemon",
     "uvloop": "daemon",
     "matplotlib": "report",
     "torch": "torch",
@@ -141,11 +146,35 @@ def _dispatch(args: list[str]) -> int:
         _refuse(
             f"unknown command {name!r}" + (f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(words)})")
         )
+    command, parser = command_of(name)
+    return command.run(parser.parse_args(rest))
+
+
+def command_of(name: str) -> tuple[Command, argparse.ArgumentParser]:
+    """A command of :data:`COMMANDS` and its parser; its module is imported."""
     module, summary = COMMANDS[name]
     command = cast(Command, importlib.import_module(module))
     parser = argparse.ArgumentParser(prog=f"proxyd {name}", description=summary[0].upper() + summary[1:] + ".")
     command.add_arguments(parser)
-    return command.run(parser.parse_args(rest))
+    return command, parser
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """All commands in one parser, for what wants to see all of them (completion). Imports every module."""
+    root = argparse.ArgumentParser(prog="proxyd")
+    words = root.add_subparsers(metavar="COMMAND", required=True)
+    groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    for name, (_, summary) in COMMANDS.items():
+        group, _, last = name.partition(" ")
+        place = words
+        if last:
+            if group not in groups:
+                groups[group] = words.add_parser(group, help=f"{group} ...").add_subparsers(metavar="KIND")
+            place = groups[group]
+        cast(Command, importlib.import_module(COMMANDS[name][0])).add_arguments(
+            place.add_parser(last or group, help=summary)
+        )
+    return root
 
 
 def _overview(group: str = "") -> str:

@@ -381,6 +381,13 @@ class Config(Section):
 Daemon = Literal["agent", "coordinator"]
 
 
+def config_schema() -> dict[str, Any]:
+    """The file as a JSON schema (2020-12): what :func:`load_config` accepts, it accepts; forms of values and what
+    depends on several keys it leaves to that."""
+    schema = Config.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "proxyd configuration file"}
+
+
 def load_config(path: str | os.PathLike[str], section: Daemon | None = None) -> Config:
     """Read and check a file, with the environment's overrides.
 

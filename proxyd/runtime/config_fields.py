@@ -9,7 +9,7 @@ import re
 import zoneinfo
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, WithJsonSchema
 
 from proxyd.core.errors import ConfigError, UnitError
 from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
@@ -225,31 +225,66 @@ def _socket(value: str) -> str:
         raise _own_error(error) from error
 
 
+def _text(*examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": list(examples)})
+
+
+def _text_or_number(*examples: str | int, least: int = 1) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": least}], "examples": list(examples)}
+    )
+
+
+def _auto_or(least: int, most: int) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": least, "maximum": most}]})
+
+
+def texts(*examples: str, least: int = 0) -> WithJsonSchema:
+    """One text, or a list of them."""
+    several = {"type": "array", "items": {"type": "string"}, "minItems": least}
+    return WithJsonSchema({"anyOf": [{"type": "string"}, several], "examples": list(examples)})
+
+
 Name = Annotated[StrictStr, AfterValidator(_name)]
-RateText = Annotated[str, BeforeValidator(_rate)]
-DurationText = Annotated[str, BeforeValidator(_duration)]
-DurationOrZeroText = Annotated[str, BeforeValidator(_duration_or_zero)]
-SizeText = Annotated[str, BeforeValidator(_size)]
-BufferText = Annotated[str, BeforeValidator(_buffer)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+RateText = Annotated[str, BeforeValidator(_rate), _text("400Mbit", "50MB/s")]
+DurationText = Annotated[str, BeforeValidator(_duration), _text("60ms", "5s")]
+DurationOrZeroText = Annotated[str, BeforeValidator(_duration_or_zero), _text_or_number("5s", 0, least=0)]
+SizeText = Annotated[str, BeforeValidator(_size), _text_or_number("64MiB")]
+BufferText = Annotated[str, BeforeValidator(_buffer), _text_or_number("0.1bdp", "300kB")]
+Flag = Annotated[
+    bool,
+    BeforeValidator(_flag),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": "^(?i:true|false)$"}]}),
+]
 ListenText = Annotated[StrictStr, AfterValidator(_listen)]
 MetricsText = Annotated[StrictStr, AfterValidator(_metrics)]
 ListenTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...], BeforeValidator(listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_listen_or_unix)], ...],
+    BeforeValidator(listed),
+    Field(min_length=1),
+    texts(least=1),
 ]
 ConnectTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...], BeforeValidator(listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_connect)], ...],
+    BeforeValidator(listed),
+    Field(min_length=1),
+    texts(least=1),
 ]
-LinkTexts = Annotated[tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(listed)]
+LinkTexts = Annotated[
+    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(listed), texts("hami->*")
+]
 OwnedTexts = Annotated[
-    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...], BeforeValidator(listed), Field(min_length=1)
+    tuple[Annotated[StrictStr, AfterValidator(_owned)], ...],
+    BeforeValidator(listed),
+    Field(min_length=1),
+    texts(least=1),
 ]
-ArenaText = Annotated[str, BeforeValidator(_arena)]
-ChunkText = Annotated[str, BeforeValidator(_chunk)]
-Percent = Annotated[int, BeforeValidator(_percent)]
+ArenaText = Annotated[str, BeforeValidator(_arena), _text_or_number("256MiB", least=MIN_ARENA_BYTES)]
+ChunkText = Annotated[str, BeforeValidator(_chunk), _text_or_number("auto", "1MiB", least=MIN_CHUNK_BYTES)]
+Percent = Annotated[int, BeforeValidator(_percent), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 100})]
 Places = Annotated[StrictInt, Field(ge=1, le=MAX_PLACES)]
-ClientLimit = Annotated[int | Literal["auto"], BeforeValidator(_clients)]
-Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams)]
+ClientLimit = Annotated[int | Literal["auto"], BeforeValidator(_clients), _auto_or(1, MAX_PLACES)]
+Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams), _auto_or(1, MAX_STREAMS)]
 CongestionControlText = Annotated[StrictStr, AfterValidator(_congestion_control)]
 AdvertisedText = Annotated[StrictStr, AfterValidator(_advertised)]
 LockText = Annotated[StrictStr, AfterValidator(_lock)]

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictStr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.errors import ConfigError, UnitError
@@ -31,7 +40,7 @@ from proxyd.core.policy import (
     parse_window,
 )
 from proxyd.core.units import format_rate, is_bdp, parse_buffer, parse_duration, parse_rate
-from proxyd.runtime.config_fields import BufferText, DurationText, LinkTexts, Name, RateText, listed
+from proxyd.runtime.config_fields import BufferText, DurationText, LinkTexts, Name, RateText, listed, texts
 from proxyd.runtime.toml_lines import Path, line_of
 from proxyd.wire.envelope import TrafficClass
 
@@ -72,8 +81,12 @@ def _rate_of(text: str | None) -> int:
 
 
 WindowText = Annotated[StrictStr, AfterValidator(_window)]
-Weight = Annotated[float, BeforeValidator(_weight)]
-ClassTexts = Annotated[tuple[Literal["pipeline", "sync", "bulk"], ...], BeforeValidator(listed)]
+Weight = Annotated[
+    float,
+    BeforeValidator(_weight),
+    WithJsonSchema({"type": "number", "minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT}),
+]
+ClassTexts = Annotated[tuple[Literal["pipeline", "sync", "bulk"], ...], BeforeValidator(listed), texts("pipeline")]
 JobName = Annotated[StrictStr, AfterValidator(_job_name)]
 
 
