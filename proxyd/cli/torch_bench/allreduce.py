@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxyd.cli.torch_bench.options import Line
+from proxyd.cli.torch_bench.options import WAYS, Line
 from proxyd.cli.torch_bench.sites import SETTLE_S, TwoSites
 from proxyd.core.errors import ProxydError
 
@@ -27,7 +27,7 @@ def measure(
     runs: dict[int, dict[str, list[dict[str, Any]]]] = {size: {way: [] for way in ways} for size in sizes}
     with TwoSites(line, 1) as sites, sites.ranks(2 * ranks_per_site, pipelines=0) as ranks:
         for way in ways:
-            sites.open_way(ranks, way)
+            sites.open_way(ranks, way, *WAYS[way])
         for number in range(-WARMUPS, rounds):
             for size in sizes:
                 for way in ways:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxyd.cli.torch_bench.options import Line
+from proxyd.cli.torch_bench.options import WAYS, Line
 from proxyd.cli.torch_bench.sites import SETTLE_S, TwoSites, quantile
 from proxyd.core.errors import ProxydError
 
@@ -72,7 +72,7 @@ def measure(scenario: PipelineScenario, ways: Sequence[str], report: Callable[[s
         sites.ranks(world, pipelines=scenario.pipelines) as ranks,
     ):
         for way in ways:
-            sites.open_way(ranks, way)
+            sites.open_way(ranks, way, *WAYS[way])
         spec = scenario.spec()
         alone_s = max(answer["seconds"] for answer in ranks.ask("compute", spec=spec))
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}

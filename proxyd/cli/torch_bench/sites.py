@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from proxyd.cli.cluster import Cluster
-from proxyd.cli.torch_bench.options import WAYS, Line
+from proxyd.cli.torch_bench.options import Line
 from proxyd.wan import LinkSpec, Wan, WanError
 from proxyd.wan.counters import LinkCounters
 from proxyd.wan.crew import Crew, Member, Place
@@ -133,12 +133,11 @@ class TwoSites:
         launches = [(self.wan.host(*self.place(rank, world)), self.environment(rank, world)) for rank in range(world)]
         return Ranks(launches, {"store": str(self.directory / "store"), **args})
 
-    def open_way(self, ranks: Ranks, way: str) -> None:
+    def open_way(self, ranks: Ranks, way: str, backend: str, control: str | None) -> None:
         """Make a way's process groups; its connections across the sites get the way's congestion control.
 
         Raises WanError if they did not.
         """
-        backend, control = WAYS[way]
         self.wan.set_congestion_control(control)
         for answer in ranks.ask("open", way=way, backend=backend):
             others = set(answer["controls"]) - {control}

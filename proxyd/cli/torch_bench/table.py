@@ -133,3 +133,88 @@ def print_example(console: Console, description: str, result: dict[str, Any]) ->
     console.print(table)
     late(console, result)
     say(console, "step: median, without the first; WAN MB: with headers, both directions, of the whole run.")
+
+
+def print_schedules(console: Console, description: str, results: Sequence[dict[str, Any]]) -> None:
+    """One setting in full, or one line for each of many."""
+    say(console, description)
+    if len(results) > 1:
+        print_settings(console, results)
+    else:
+        print_setting(console, results[0])
+
+
+def print_setting(console: Console, result: dict[str, Any]) -> None:
+    """A line per way."""
+    say(
+        console,
+        f"{result['setting']}: {result['microbatches']} micro-batches of {result['message_bytes'] / 1e6:.2f} MB, "
+        f"communication {result['communication_seconds']:.2f} s / computation {result['compute_seconds']:.2f} s = "
+        f"{result['ratio']:.2f}",
+    )
+    table = table_of("way", "iteration", "x", "held, by stage", "waited", "decision p50", "p99", "WAN MB", "drops")
+    other_s = best_of_gloo(result)
+    for way, one in result["ways"].items():
+        first = one["stages"][0]
+        table.add_row(
+            way,
+            f"{one['iteration_median_seconds']:.3f} s",
+            f"{other_s / one['iteration_median_seconds']:.2f}",
+            ", ".join(f"{held / 1e6:.1f}" for held in one["peak_activation_bytes"]) + " MB",
+            *(
+                (
+                    f"{sum(first['waits_s'].values()):.3f} s",
+                    f"{first['decision_p50_us']:.0f} us",
+                    f"{first['decision_p99_us']:.0f} us",
+                )
+                if "waits_s" in first
+                else ("", "", "")
+            ),
+            f"{one['wan_bytes_per_iteration'] / 1e6:.1f}",
+            f"{one['dropped_packets_per_iteration']:.0f}",
+            style="bold green" if way in ("run-time", "offload") else None,
+        )
+    console.print(table)
+    late(console, result)
+    for way, one in result["ways"].items():
+        for stage, said in enumerate(one["stages"]):
+            if "waits_s" in said:
+                say(console, f"{way}, stage {stage}: {words(said)}")
+    say(
+        console,
+        f"iteration: median, ways taking turns; x: faster than the better one of gloo; held: activations, at most; "
+        f"waited, decision: of the first stage. Losses and gradients: {result['gradients']}.",
+    )
+
+
+def best_of_gloo(result: dict[str, Any]) -> float:
+    """The iteration that others are compared with: gloo's shorter one, else that of the first way."""
+    medians = {way: float(one["iteration_median_seconds"]) for way, one in result["ways"].items()}
+    return min([one for way, one in medians.items() if way.startswith("gloo")] or list(medians.values())[:1])
+
+
+def words(said: dict[str, Any]) -> str:
+    """What a stage's schedule tells of one iteration."""
+    waits = ", ".join(f"{why} {seconds * 1e3:.0f} ms" for why, seconds in said["waits_s"].items() if seconds > 0.0005)
+    return (
+        f"waits: {waits or 'none'}; backwards split {said['split_backwards']}, whole {said['whole_backwards']}; "
+        f"predictions before {said['predictions']} of {said['decisions_made']} decisions, "
+        f"off by {said['prediction_error_s'] * 1e3:.1f} ms" + (f"; {said['fallback']}" if said["fallback"] else "")
+    )
+
+
+def print_settings(console: Console, results: Sequence[dict[str, Any]]) -> None:
+    """How the ways compare from setting to setting."""
+    ways = list(results[0]["ways"])
+    table = table_of("setting", *ways, "last / one before")
+    for result in results:
+        medians = [result["ways"][way]["iteration_median_seconds"] for way in ways]
+        share = medians[-1] / medians[-2] if len(medians) > 1 else 1.0
+        table.add_row(
+            result["setting"],
+            *(f"{median:.3f} s" for median in medians),
+            f"{share:.3f}",
+            style="bold red" if share > 1.02 else None,
+        )
+    console.print(table)
+    say(console, f"Losses and gradients: {results[0]['gradients']}.")

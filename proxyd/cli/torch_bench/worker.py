@@ -9,6 +9,8 @@ processes of one machine share::
     {"op": "open", "way", "backend"}        -> {"controls": [...]}: of the new TCP connections to the other site
     {"op": "pipeline", "way", "spec"}       -> {"end_ns", "losses", "digest", "sends", "arrivals"}
     {"op": "compute", "spec"}               -> {"seconds"}: a stage's computation alone
+    {"op": "schedule", "way", "spec", "schedule"}   -> {"end_ns", "losses", "digest", "report"}
+    {"op": "schedule_alone", "spec"}        -> {"seconds", "message_bytes", "losses", "digest"}
     {"op": "fill", "elements"}, {"op": "allreduce", "way"}, {"op": "check", "elements"}
                                             -> {}, {"end_ns"}, {"right"}
     {"op": "bulk", "way", "elements", "count"}      -> {"end_ns", "cpu_s"}
@@ -32,7 +34,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from proxyd.cli.torch_bench import stages
+from proxyd.cli.torch_bench import schedule_stages, stages
 
 
 def say(**event: Any) -> None:
@@ -75,6 +77,7 @@ class Rank:
         self.groups: dict[str, Any] = {}
         self.pairs: dict[str, Any] = {}
         self._benches: dict[tuple[str, str], stages.PipelineBench] = {}
+        self._schedules: dict[tuple[str, str], schedule_stages.ScheduleBench] = {}
         self._tensor: Any = None
 
     def open(self, way: str, backend: str) -> dict[str, Any]:
@@ -106,6 +109,18 @@ class Rank:
     def compute(self, spec: dict[str, Any]) -> dict[str, Any]:
         """What a stage's computation of one iteration takes without any communication, all ranks at once."""
         return {"seconds": stages.computation_seconds(spec)}
+
+    def schedule(self, way: str, spec: dict[str, Any], schedule: str) -> dict[str, Any]:
+        """One iteration of a pipeline over all ranks."""
+        key = (way, json.dumps(spec, sort_keys=True))
+        if key not in self._schedules:
+            bench = schedule_stages.ScheduleBench(spec, schedule, self.groups[way], self.rank)
+            self._schedules[key] = bench
+        return self._schedules[key].iterate(digest)
+
+    def schedule_alone(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The same without communication: what it takes, and what it gives."""
+        return schedule_stages.alone(spec, self.rank, digest)
 
     def fill(self, elements: int) -> dict[str, Any]:
         """Whole numbers to sum up: exact in any order."""
