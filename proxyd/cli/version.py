@@ -23,11 +23,20 @@ def _installed(package: str) -> str | None:
         return None
 
 
+def about() -> dict[str, object]:
+    """Versions of proxyd, Python, the kernel and packages."""
+    packages = {package: _installed(package) for package in _PACKAGES}
+    return {
+        "proxyd": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "packages": packages,
+    }
+
+
 def run(args: argparse.Namespace) -> int:
     if args.json:
-        packages = {package: _installed(package) for package in _PACKAGES}
-        about = {"python": platform.python_version(), "kernel": platform.release(), "packages": packages}
-        print(json.dumps({"proxyd": __version__, **about}))
+        print(json.dumps(about()))
     else:
         print(f"proxyd {__version__}")
     return 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +148,26 @@ def test_only_the_agents_own_user_may_ask_it(cluster: Cluster) -> None:
         admin = agent.facts["admin"]
         assert admin == agent.socket + ".admin"
         assert stat.S_IMODE(os.stat(admin).st_mode) == 0o600
+
+
+def test_top_shows_links_and_an_agent(cluster: Cluster, ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    once = ("top", "--once", "--interval-s", "0.1")
+    code, told = ask(*once, "--coordinator", cluster.coordinator_socket)
+    assert (code, set(told["delivered_bytes_per_s"])) == (0, {"a->b", "b->a"})
+    assert main([*once, "--agent", a(cluster).socket]) == 0
+    assert "agent a/a-0" in capsys.readouterr().out
+
+
+def test_bugreport_of_running_daemons(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "report.tar.gz"
+    configs = [str(cluster.directory / f"{name}.toml") for name in ("a-0", "coordinator")]
+    log = str(cluster.directory / "a-0.log")
+    assert main(["bugreport", "--config", configs[0], "--config", configs[1], "--log", log, "--output", str(out)]) == 0
+    with tarfile.open(out) as archive:
+        names = {Path(one.name).name for one in archive.getmembers()}
+        content = b"".join(archive.extractfile(one).read() for one in archive.getmembers())  # type: ignore[union-attr]
+    assert {"status-agent.json", "status-coordinator.json", "log-a-0.log.txt"} <= names
+    assert cluster.token_file.read_bytes().strip() not in content
 
 
 def test_doctor_finds_the_daemons_that_run(cluster: Cluster, ask: Any) -> None:

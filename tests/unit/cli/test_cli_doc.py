@@ -15,7 +15,7 @@ from proxyd.core import errors
 
 ROOT = Path(__file__).resolve().parents[3]
 DOC = (ROOT / "docs/cli.md").read_text()
-READS = ("status", "why", "policy show", "health", "ping", "doctor", "check", "version")
+READS = ("status", "why", "policy show", "health", "ping", "doctor", "check", "version", "top", "drain", "undrain")
 """Commands that tell something; each can tell it to a program."""
 
 
