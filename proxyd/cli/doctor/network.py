@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import grp
 import os
@@ -11,6 +12,7 @@ import pwd
 import shlex
 import socket
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from proxyd.runtime.addresses import Address
 
 _IP_MTU = 14
+_SIOCGIFMTU = 0x8921
 _LISTEN = "0A"
 _JUMBO = 1500
 
@@ -346,6 +349,17 @@ def _path_mtu(sock: socket.socket) -> int:
         return 0
 
 
+def interface_mtu(device: str) -> int:
+    """Of an interface of this network namespace (/sys may be another one's); 0: it is gone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFMTU, struct.pack("=16si12x", device.encode(), 0))
+        except OSError:
+            return 0
+    value: int = struct.unpack_from("=i", answer, 16)[0]  # struct ifreq: name, then the MTU
+    return value
+
+
 def mtu(subject: Subject) -> list[Finding]:
     """What interfaces carry, beside what links are configured with."""
     name = "mtu"
@@ -353,11 +367,10 @@ def mtu(subject: Subject) -> list[Finding]:
         return [skip(name, "only a coordinator is configured here: payload doesn't pass this host")]
     found: dict[str, int] = {}
     for _, device in socket.if_nameindex():
-        value = subject.read(f"/sys/class/net/{device}/mtu")
-        if value is not None and value.isdigit() and device != "lo":
-            found[device] = int(value)
+        if device != "lo" and (value := interface_mtu(device)):
+            found[device] = value
     if not found:
-        return [skip(name, "this host has no interface but lo (or /sys doesn't show them)")]
+        return [skip(name, "this network namespace has no interface but lo")]
     told = ", ".join(f"{device} {value}" for device, value in sorted(found.items()))
     most = max(found.values())
     findings = []

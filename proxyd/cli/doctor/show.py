@@ -45,13 +45,18 @@ def _mark(status: Status) -> str:
 
 
 def _in_full(one: Finding, columns: int) -> list[str]:
-    body = textwrap.wrap(one.detail, columns - 6) or [""]
+    body = _wrapped(one.detail, columns) or [""]
     lines = [f"{_mark(one.status)}  {paint(one.name, 'bold')}", *(f"      {line}" for line in body)]
     if one.fix and one.status in (Status.FAIL, Status.WARN):
         lines.append(f"      {paint('fix:', 'cyan')} {one.fix}")  # not wrapped: it is to be copied
     return lines
 
 
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Words and paths stay whole: they are to be copied."""
+    return textwrap.wrap(text, columns - 6, break_long_words=False, break_on_hyphens=False)
+
+
 def _list(status: Status, names: Sequence[str], columns: int) -> list[str]:
-    body = textwrap.wrap(", ".join(names), columns - 6)
+    body = _wrapped(", ".join(names), columns)
     return [f"{_mark(status)}  {body[0]}", *(f"      {line}" for line in body[1:])]

@@ -175,7 +175,7 @@ def _senders(status: admin_pb2.StatusResponse) -> RenderableType:
     table = Table("link", "agent", "rate", "granted, not delivered", "", box=None)
     for link in status.links:
         for lane in link.lanes:
-            if lane.outstanding_bytes or lane.leaving:
+            if lane.outstanding_bytes:
                 table.add_row(
                     _link(link.link),
                     _agent(lane.agent),

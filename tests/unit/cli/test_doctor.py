@@ -276,6 +276,25 @@ def test_why_a_host_is_out_of_reach(error: OSError, words: str) -> None:
     assert found.fix
 
 
+def test_mtu_of_an_interface_is_the_kernels() -> None:
+    assert network.interface_mtu("lo") == int(Path("/sys/class/net/lo/mtu").read_text())
+    assert network.interface_mtu("no-such-one") == 0
+
+
+def test_a_link_with_a_larger_mtu_than_any_interface(tmp_path: Path) -> None:
+    text = "[agent]\nsite = 'a'\n[[link]]\nfrom = '{}'\nto = 'b'\nmtu = 65535\n"
+    found = network.mtu(a_config(tmp_path, text.format("a")))
+    if found[0].status is not Status.SKIP:  # a namespace without an interface has nothing to compare with
+        assert bad(found)[0] == "mtu of a->b"
+        assert "mtu of c->b" not in bad(network.mtu(a_config(tmp_path, text.format("c"))))
+
+
+def test_paths_stay_whole_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    path = "/run/a-long/path-with/hyphens-in/it-that/must-not/be-cut.toml"
+    assert path in report(Subject(), [warn("config", f"it is at {path}, and wrong", "vi it")], everything=False)
+
+
 def test_arenas_larger_than_the_host(tmp_path: Path) -> None:
     subject = a_config(tmp_path, "[agent]\nsite = 'a'\nmemory = '8GiB'\n")
     (tmp_path / "proc").mkdir()
