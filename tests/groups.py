@@ -31,6 +31,7 @@ GROUPS = {
         "e2e/test_membership.py",
         "e2e/test_messages.py",
         "e2e/test_prometheus.py",
+        "e2e/test_status_page.py",
         "e2e/test_timeouts.py",
         "faults/test_full_disk.py",
         "faults/test_links.py",

@@ -39,14 +39,16 @@ from proxyd.runtime import config as conf
 from proxyd.runtime.addresses import Address, interface_address
 from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.driver import Driver, loop_timer
+from proxyd.runtime.json_values import as_plain
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import Descriptors, Door
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
 from proxyd.runtime.notify import Notifier
+from proxyd.runtime.pages import Pages
 from proxyd.runtime.reloading import AgentReloader, Reloads
 from proxyd.runtime.tls import agent_tls, security_families, watch_certificate
-from proxyd.runtime.translate_agent import AgentTold, PingTold, PingWanted
+from proxyd.runtime.translate_agent import AgentTold, PingTold, PingWanted, agent_status_response
 from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
@@ -126,7 +128,8 @@ class Agent:
             self.data_address = advertised_address(section, bound_address(data))
             self._admin = admin_server(section.admin_path)
             metrics = section.metrics_address
-            self._metrics = MetricsServer(metrics, self._families) if metrics is not None else None
+            pages = Pages("agent.html", self._shown)
+            self._metrics = MetricsServer(metrics, self._families, pages) if metrics is not None else None
         except BaseException:
             for sock in opened:
                 sock.close()
@@ -339,6 +342,10 @@ class Agent:
 
     def _links(self) -> dict[AgentName, PeerLink]:
         return {} if self._effects is None else self._effects.peers
+
+    def _shown(self) -> object:
+        """For the status page."""
+        return {"status": as_plain(agent_status_response(self._told()))}
 
     def _told(self) -> AgentTold:
         now_ns = time.monotonic_ns()

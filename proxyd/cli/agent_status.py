@@ -6,9 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from proxyd.cli.asking import TIMEOUT_S, as_plain, ask_agent
+from proxyd.cli.asking import TIMEOUT_S, ask_agent
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK
 from proxyd.core.units import format_duration, format_rate, format_size
+from proxyd.runtime.json_values import as_plain
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -11,8 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from proxyd.cli.asking import TIMEOUT_S, add_agent, add_coordinator, as_plain, ask_agent, ask_coordinator
+from proxyd.cli.asking import TIMEOUT_S, add_agent, add_coordinator, ask_agent, ask_coordinator
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK, ConfigError
+from proxyd.runtime.json_values import as_plain
 
 if TYPE_CHECKING:
     from proxyd.v1 import admin_pb2

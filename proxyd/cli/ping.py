@@ -12,9 +12,10 @@ import json
 import statistics
 from typing import TYPE_CHECKING
 
-from proxyd.cli.asking import add_agent, add_coordinator, as_plain, ask_agent, ask_coordinator
+from proxyd.cli.asking import add_agent, add_coordinator, ask_agent, ask_coordinator
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_OK, ConfigError, RemoteError
 from proxyd.core.units import format_duration, format_rate, format_size
+from proxyd.runtime.json_values import as_plain
 
 if TYPE_CHECKING:
     from proxyd.v1 import admin_pb2

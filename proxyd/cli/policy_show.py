@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from proxyd.cli.asking import TIMEOUT_S, add_coordinator, as_plain, ask_coordinator
+from proxyd.cli.asking import TIMEOUT_S, add_coordinator, ask_coordinator
 from proxyd.core.errors import EXIT_OK
 from proxyd.core.units import format_rate
+from proxyd.runtime.json_values import as_plain
 
 if TYPE_CHECKING:
     from proxyd.v1 import admin_pb2

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from proxyd.cli.asking import TIMEOUT_S, add_agent, add_coordinator, as_plain, ask_coordinator
+from proxyd.cli.asking import TIMEOUT_S, add_agent, add_coordinator, ask_coordinator
 from proxyd.core.errors import EXIT_DEGRADED, EXIT_OK
 from proxyd.core.units import format_duration, format_rate, format_size
+from proxyd.runtime.json_values import as_plain
 
 if TYPE_CHECKING:
     from rich.console import Console

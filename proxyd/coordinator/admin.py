@@ -66,9 +66,13 @@ class AdminService(AdminServicer):
 
     async def Status(self, request: admin_pb2.StatusRequest, context: _Context) -> admin_pb2.StatusResponse:
         """Everything at a glance."""
-        machine, _ = await self._active(context)
-        now_ns = self._clock()
-        response = translate_admin.status_response(machine.status(now_ns), __version__, now_ns - self._started_ns)
+        await self._active(context)
+        return self.told(self._clock())
+
+    def told(self, now_ns: int) -> admin_pb2.StatusResponse:
+        """The answer to Status, of an active coordinator."""
+        assert self._machine is not None
+        response = translate_admin.status_response(self._machine.status(now_ns), __version__, now_ns - self._started_ns)
         response.certificate = "" if self.tls is None else self.tls.state
         if self._drain is not None:
             response.draining, response.held_transfers = self._drain.draining, self._drain.held

@@ -18,6 +18,7 @@ from proxyd.coordinator.drain import DrainGate
 from proxyd.coordinator.election import Election
 from proxyd.coordinator.grant_log import GrantLog
 from proxyd.coordinator.guard import Guard
+from proxyd.coordinator.history import SAMPLE_NS, History
 from proxyd.coordinator.observer import Observer
 from proxyd.coordinator.policy_keeper import PolicyKeeper
 from proxyd.coordinator.server import ControlServer
@@ -32,11 +33,13 @@ from proxyd.runtime.config import Config, read_token
 from proxyd.runtime.config_fields import parse_lock
 from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.driver import Driver, loop_timer
+from proxyd.runtime.json_values import as_plain
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import STRANGERS
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, MetricsServer
 from proxyd.runtime.notify import Notifier
+from proxyd.runtime.pages import Pages
 from proxyd.runtime.reloading import Reloads
 from proxyd.runtime.tls import coordinator_tls, security_families, watch_certificate
 
@@ -118,6 +121,7 @@ class Coordinator:
         """Of the event that the machine has or had last: what it did is of that moment."""
         self.observer = Observer()
         self.stories = Stories(self.machine)
+        self.history = History()
         self.servicer = SessionServicer(token, None, self.guard, places=strangers) if servicer is None else servicer
         self.servicer.activate(self._on_event, self._may_act)
         self.admin = AdminService() if admin is None else admin
@@ -142,6 +146,7 @@ class Coordinator:
         if self.grant_log is not None:
             self.grant_log.saw(now_ns, event)
         self.observer.saw(now_ns, event)
+        self.history.saw(event)
         self.stories.saw(now_ns, event)
 
     def _perform(self, effects: Sequence[CoordinatorEffect]) -> None:
@@ -150,6 +155,7 @@ class Coordinator:
         if self.grant_log is not None:
             self.grant_log.performed(effects)
         self.observer.performed(self._event_ns, effects)
+        self.history.performed(self._event_ns, effects)
         self.stories.performed(self._event_ns, effects)
         self.servicer.perform(effects)
 
@@ -158,6 +164,18 @@ class Coordinator:
         self.driver.close()
         if self.grant_log is not None:
             self.grant_log.close()
+
+    async def remember(self) -> None:
+        """Keep what the status page shows of the last minutes, for as long as this runs."""
+        while True:
+            now_ns = self.driver.now_ns()
+            self.history.sample(now_ns, self.machine.status(now_ns, transfers_per_link=0))
+            await asyncio.sleep(SAMPLE_NS / 1e9)
+
+    def shown(self) -> dict[str, object]:
+        """For the status page."""
+        now_ns = self.driver.now_ns()
+        return {"status": as_plain(self.admin.told(now_ns)), **self.history.plain(now_ns)}
 
     def families(self) -> Iterable[MetricFamily]:
         """For a scrape."""
@@ -266,6 +284,9 @@ class _Daemon:
             *security_families(guard.refusals, guard.tls),
         ]
 
+    def _shown(self) -> object:
+        return {"standby": self._why_standby()} if self.coordinator is None else self.coordinator.shown()
+
     async def listen(self, ending: contextlib.AsyncExitStack) -> None:
         """Be there, as a standby or not."""
         section = self._section
@@ -276,7 +297,9 @@ class _Daemon:
             # The file is read again when this one takes over; until then there is nothing that a reload could change.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, log.info, "a standby reads nothing again")
         if section.metrics_address is not None:
-            self._metrics = MetricsServer(section.metrics_address, self._families)
+            self._metrics = MetricsServer(
+                section.metrics_address, self._families, Pages("coordinator.html", self._shown)
+            )
             ending.push_async_callback(self._metrics.close)
         await self._server.start(section.listen_addresses, active=self.election is None)
         ending.push_async_callback(self._server.stop)
@@ -331,6 +354,7 @@ class _Daemon:
         """From here on this is the coordinator."""
         coordinator = self.coordinator or self._make()
         coordinator.driver.start()
+        ending.callback(asyncio.get_running_loop().create_task(coordinator.remember()).cancel)
         if self.election is not None:
             holding = asyncio.get_running_loop().create_task(self._hold(self.election))
             ending.callback(holding.cancel)

@@ -24,6 +24,7 @@ from proxyd import __version__
 from proxyd.core.errors import ListenError
 from proxyd.runtime.addresses import Address
 from proxyd.runtime.limits import Descriptors, Dismiss, Door, cancel
+from proxyd.runtime.pages import Pages
 
 log = logging.getLogger("proxyd.metrics")
 
@@ -152,9 +153,11 @@ class MetricsServer:
     """``GET /metrics`` and ``GET /healthz`` on the daemon's own loop: a loop that hangs answers neither.
 
     :param address: ``host:port`` (port 0: any) or ``fd:N``.
+    :param pages: the status page; None: ``/`` is the metrics too.
     """
 
-    def __init__(self, address: Address, collect: Collect) -> None:
+    def __init__(self, address: Address, collect: Collect, pages: Pages | None = None) -> None:
+        self._pages = pages
         self._listener = listen_tcp(address, "metrics")
         self._registry = make_registry(collect)
         self._door: Door | None = None
@@ -202,7 +205,9 @@ class MetricsServer:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(request.decode("latin-1")))
+                name = writer.get_extra_info("peername")
+                peer = name[0] if isinstance(name, tuple) and name else ""
+                writer.write(self._answer(request.decode("latin-1"), peer))
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
             log.debug("metrics: a scrape broke off")
@@ -211,7 +216,7 @@ class MetricsServer:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await writer.wait_closed()
 
-    def _answer(self, request: str) -> bytes:
+    def _answer(self, request: str, peer: str) -> bytes:
         line, *headers = request.split("\r\n")
         method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
@@ -219,9 +224,12 @@ class MetricsServer:
             return _response("405 Method Not Allowed", b"only GET\n", "text/plain")
         if path == "/healthz":
             return _response("200 OK", b"ok\n", "text/plain")
+        answer = None if self._pages is None else self._pages.answer(path, _header(headers, "host"), peer)
+        if answer is not None:
+            return _response(*answer)
         if path not in ("/", "/metrics"):
             return _response("404 Not Found", b"try /metrics\n", "text/plain")
-        accept = next((h.partition(":")[2].strip() for h in headers if h.lower().startswith("accept:")), "")
+        accept = _header(headers, "accept")
         encode, content_type = choose_encoder(accept)
         try:
             body = encode(self._registry)
@@ -232,8 +240,12 @@ class MetricsServer:
         return _response("200 OK", body, content_type)
 
 
-def _response(status: str, body: bytes, content_type: str) -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def _header(headers: Iterable[str], name: str) -> str:
+    """The first of that name; empty: there is none."""
+    return next((h.partition(":")[2].strip() for h in headers if h.lower().startswith(f"{name}:")), "")
+
+
+def _response(status: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> bytes:
+    lines = {"Content-Type": content_type, "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body

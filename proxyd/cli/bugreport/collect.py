@@ -121,14 +121,14 @@ def _versions() -> str:
 
 
 def _plain(status: Any) -> str | None:
-    from proxyd.cli.asking import as_plain
+    from proxyd.runtime.json_values import as_plain
 
     return None if status is None else _json(as_plain(status))
 
 
 def _agent_status(subject: Subject) -> str | None:
     from proxyd.cli.agent_status import fetch
-    from proxyd.cli.asking import as_plain
+    from proxyd.runtime.json_values import as_plain
 
     path = "" if subject.agent is None else subject.agent.admin_path
     return None if path is None else _json(as_plain(fetch(path)))

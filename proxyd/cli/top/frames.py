@@ -6,8 +6,9 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from proxyd.cli.asking import TIMEOUT_S, as_plain, ask_coordinator
+from proxyd.cli.asking import TIMEOUT_S, ask_coordinator
 from proxyd.core.units import format_duration, format_rate, format_size
+from proxyd.runtime.json_values import as_plain
 from proxyd.wire.envelope import TransferId
 
 if TYPE_CHECKING:
