@@ -40,62 +40,61 @@ def library_thread() -> Iterator[None]:
 
 
 class Waiting:
-    """One session's. As a context manager: the calling thread is blocked for a message."""
+    """One session's. As a context manager: the calling thread, without the session's lock, is blocked for a message.
+
+    All figures are under that lock: a small message is a matter of microseconds, and another lock would cost some.
+    """
 
     def __init__(self, core: SessionCore, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._core = core
         self._clock = clock
-        self._lock = threading.Lock()
         self._blocked = 0
         self._since_ns = 0
         self._untold_ns = 0
         self._told_at_ns = clock()
 
     def __enter__(self) -> None:
-        if threading.get_ident() in _library_threads:
-            return
-        with self._lock:
-            if not self._blocked:
-                self._since_ns = self._clock()
-            self._blocked += 1
+        if threading.get_ident() not in _library_threads:
+            with self._core.lock:
+                self._begin(self._clock())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if threading.get_ident() in _library_threads:
-            return
-        with self._lock:
-            self._count()
-            self._blocked -= 1
-
-    def _count(self) -> None:
-        if self._blocked:
-            now_ns = self._clock()
-            self._untold_ns += now_ns - self._since_ns
-            self._since_ns = now_ns
+        if threading.get_ident() not in _library_threads:
+            with self._core.lock:
+                self._count(self._clock())
+                self._blocked -= 1
 
     def wait_for(self, ready: Callable[[], bool], deadline_ns: int | None) -> bool:
         """As :meth:`Progress.wait_for`, counted; with the session's lock held."""
-        with self:
+        counts = threading.get_ident() not in _library_threads
+        now_ns = self._clock()
+        if counts:
+            self._begin(now_ns)
+        try:
             while True:
-                until_ns = self._clock() + TELL_EVERY_NS
+                until_ns = now_ns + TELL_EVERY_NS
                 last = deadline_ns is not None and deadline_ns <= until_ns
-                if self._core.progress.wait_for(ready, deadline_ns if last else until_ns):
-                    break
-                if last or self._clock() < until_ns:  # the session has ended
-                    return False
+                done = self._core.progress.wait_for(ready, deadline_ns if last else until_ns)
+                now_ns = self._clock()
+                if done or last or now_ns < until_ns:  # the latter: the session has ended
+                    return done
                 self.tell()
-        self.tell()
-        return True
+        finally:
+            if counts:
+                self._count(self._clock())
+                self._blocked -= 1
+            if now_ns - self._told_at_ns >= TELL_EVERY_NS:
+                self.tell()
 
     def tell(self, *, now: bool = False) -> None:
         """Tell the agent, if that is due, or ``now``; with the session's lock held."""
         core, at_ns = self._core, self._clock()
         if core.away or core.failure is not None or (at_ns - self._told_at_ns < TELL_EVERY_NS and not now):
             return
-        with self._lock:
-            self._count()
-            waited_ns, self._untold_ns = self._untold_ns, 0
+        self._count(at_ns)
+        waited_ns, self._untold_ns = self._untold_ns, 0
         self._told_at_ns = at_ns
         if not waited_ns:
             return
@@ -104,3 +103,13 @@ class Waiting:
             core.link.send(frame)  # what goes along with the next frame goes behind it, and this may be the good-bye
         else:
             core.link.send_with_next(encode(frame))
+
+    def _begin(self, now_ns: int) -> None:
+        if not self._blocked:
+            self._since_ns = now_ns
+        self._blocked += 1
+
+    def _count(self, now_ns: int) -> None:
+        if self._blocked:
+            self._untold_ns += now_ns - self._since_ns
+            self._since_ns = now_ns

@@ -22,6 +22,7 @@ class Core:
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.lock = threading.Lock()
         self.away = False
         self.failure: object = None
         self.progress = self.link = self
