@@ -152,25 +152,18 @@ def print_setting(console: Console, result: dict[str, Any]) -> None:
         f"communication {result['communication_seconds']:.2f} s / computation {result['compute_seconds']:.2f} s = "
         f"{result['ratio']:.2f}",
     )
-    table = table_of("way", "iteration", "x", "held, by stage", "waited", "decision p50", "p99", "WAN MB", "drops")
+    table = table_of("way", "iteration", "x", "held MB", "waited", "decision", "drops")
     other_s = best_of_gloo(result)
     for way, one in result["ways"].items():
         first = one["stages"][0]
+        chosen = "waits_s" in first
         table.add_row(
             way,
             f"{one['iteration_median_seconds']:.3f} s",
             f"{other_s / one['iteration_median_seconds']:.2f}",
-            ", ".join(f"{held / 1e6:.1f}" for held in one["peak_activation_bytes"]) + " MB",
-            *(
-                (
-                    f"{sum(first['waits_s'].values()):.3f} s",
-                    f"{first['decision_p50_us']:.0f} us",
-                    f"{first['decision_p99_us']:.0f} us",
-                )
-                if "waits_s" in first
-                else ("", "", "")
-            ),
-            f"{one['wan_bytes_per_iteration'] / 1e6:.1f}",
+            ", ".join(f"{held / 1e6:.1f}" for held in one["peak_activation_bytes"]),
+            f"{sum(first['waits_s'].values()):.3f} s" if chosen else "",
+            f"{first['decision_p50_us']:.0f}, {first['decision_p99_us']:.0f} us" if chosen else "",
             f"{one['dropped_packets_per_iteration']:.0f}",
             style="bold green" if way in ("run-time", "offload") else None,
         )
@@ -182,8 +175,9 @@ def print_setting(console: Console, result: dict[str, Any]) -> None:
                 say(console, f"{way}, stage {stage}: {words(said)}")
     say(
         console,
-        f"iteration: median, ways taking turns; x: faster than the better one of gloo; held: activations, at most; "
-        f"waited, decision: of the first stage. Losses and gradients: {result['gradients']}.",
+        "iteration: median, ways taking turns; x: faster than the better one of gloo; held: activations at most, by "
+        "stage; waited: the first stage, in the middle one of its iterations; decision: p50 and p99; drops: packets. "
+        f"Losses and gradients: {result['gradients']}.",
     )
 
 
