@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxyd.cli.trace_option import read_trace
 from proxyd.core.errors import EXIT_OK, ConfigError
 from proxyd.core.traces import (
     TRACE_CLASSES,
     RateTrace,
     constant,
-    from_opportunities,
-    parse_opportunities,
     steps,
     synthetic,
 )
@@ -170,15 +169,7 @@ def trace_of(kind: str, rate: str | None, duration_ns: int, seed: int) -> tuple[
         return steps(mean, [(duration_ns // 2, STEPS[kind])]), mean, duration_ns // 2
     if kind in TRACE_CLASSES:
         return synthetic(kind, mean, duration_ns, seed), mean, 0
-    try:
-        text = Path(kind).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(("constant", *STEPS, *TRACE_CLASSES))
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a text file"
-        raise ConfigError(
-            f"--trace {kind}: no such class, and as a file it can't be read", why=why, next_step=f"Classes: {known}"
-        ) from error
-    trace = from_opportunities(parse_opportunities(text, kind))
+    trace = read_trace(kind, ("constant", *STEPS, *TRACE_CLASSES))
     if rate is not None:
         trace = trace.scaled(mean)
     return trace, trace.mean_bytes_per_s, 0

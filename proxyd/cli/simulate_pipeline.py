@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxyd.cli.trace_option import read_trace
 from proxyd.core.errors import EXIT_OK, ConfigError
-from proxyd.core.traces import TRACE_CLASSES
+from proxyd.core.traces import TRACE_CLASSES, RateTrace
+from proxyd.core.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from proxyd.sim.pipeline.model import PipelineModel
 
+KINDS = ("constant", *TRACE_CLASSES)
 PRESET_NAMES = ("L1", "L2", "L3", "10G60", "4G90")
 
 
@@ -23,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset", choices=PRESET_NAMES, default="L1", help="link of a published setting (default: L1)"
     )
     parser.add_argument(
-        "--trace", choices=("constant", *TRACE_CLASSES), default="moderate", help="rate over time (default: moderate)"
+        "--trace",
+        default="moderate",
+        metavar="KIND|FILE",
+        help=f"rate over time: {', '.join(KINDS)}, or a file, scaled to the preset's rate (default: moderate)",
     )
     parser.add_argument(
         "--loss-penalty", type=float, default=0.15, metavar="P", help="of n shared connections: 1/(1+P(n-1)) (0.15)"
@@ -36,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, default=8, help="half of them at each site (default: 8)")
     parser.add_argument("--pipelines", type=int, default=2, help="that share the link (default: 2)")
     parser.add_argument("--micro-batches", type=int, default=128, help="of each pipeline (default: 128)")
+    parser.add_argument("--message", default="64MiB", metavar="SIZE", help="each way, per micro-batch (default: 64MiB)")
+    parser.add_argument(
+        "--period", default="187.5ms", metavar="TIME", help="compute of a micro-batch on a stage (default: 187.5ms)"
+    )
     parser.add_argument("--speeds", metavar="A,B", default="", help="of the sites' devices, relative, as 1,0.7")
     parser.add_argument("--systems", metavar="NAMES", default="", help="comma-separated (default: the usual ones)")
     parser.add_argument("--seed", type=int, default=1, help="where chance begins (default: 1)")
@@ -53,17 +63,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from proxyd.sim.pipeline.granted import GrantedWan
     from proxyd.sim.pipeline.report import SYSTEMS, experiment, mean_figures, table
+    from proxyd_client.errors import ArgumentError
 
     if args.plot:
         import matplotlib  # noqa: F401  # missing: said before the run, not after it
     if args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: one run at least is needed")
-    model = model_of(args, args.seed)
+    for option, name in (("--out", args.out), ("--plot", args.plot)):
+        if name and not Path(name).absolute().parent.is_dir():
+            raise ConfigError(f"{option} {name}: its directory isn't there")
+    trace = args.trace if args.trace in KINDS else read_trace(args.trace, KINDS)
+    model = model_of(args, trace, args.seed)
     names = tuple(name for name in args.systems.split(",") if name) or SYSTEMS
     begin_s = time.perf_counter()
     wan = GrantedWan if args.pacing == "core" else None
     seeds = range(args.seed, args.seed + args.seeds)
-    results = [experiment(model_of(args, seed), names, proxyd_wan=wan) for seed in seeds]
+    try:
+        results = [experiment(model_of(args, trace, seed), names, proxyd_wan=wan) for seed in seeds]
+    except ArgumentError as error:
+        # Of the schedules, which are the client's: what was asked for can't be built.
+        raise ConfigError(str(error)) from error
     took_s = time.perf_counter() - begin_s
     report = {**mean_figures(results), "inputs": inputs_of(args, model)}
     print(title_of(args, model))
@@ -78,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def model_of(args: argparse.Namespace, seed: int) -> PipelineModel:
+def model_of(args: argparse.Namespace, trace: str | RateTrace, seed: int) -> PipelineModel:
     """What the options mean. Raises ConfigError for what they can't."""
     from proxyd.sim.pipeline.model import preset_model
 
@@ -88,7 +107,7 @@ def model_of(args: argparse.Namespace, seed: int) -> PipelineModel:
         raise ConfigError(f"--speeds {args.speeds}: not numbers", next_step="Write 1,0.7") from error
     return preset_model(
         args.preset,
-        trace=args.trace,
+        trace=trace,
         seed=seed,
         activations=args.activations,
         offload=args.offload,
@@ -98,6 +117,8 @@ def model_of(args: argparse.Namespace, seed: int) -> PipelineModel:
         pipelines=args.pipelines,
         micro_batches=args.micro_batches,
         speeds=speeds,
+        message_bytes=parse_size(args.message),
+        period_ns=parse_duration(args.period),
     )
 
 
@@ -121,6 +142,7 @@ def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
         "micro_batches": model.micro_batches,
         "message_bytes": model.message_bytes,
         "compute_seconds": model.compute_ns / 1e9,
+        "period_ns": model.stages[0].period_ns,
         "speeds": args.speeds,
         "wires": wires,
     }
@@ -133,5 +155,5 @@ def title_of(args: argparse.Namespace, model: PipelineModel) -> str:
     return (
         f"{args.preset}, {args.trace}, {seeds}: {wire.rate.mean_bytes_per_s * 8 / 1e9:.4g} Gbit/s, "
         f"{wire.one_way_ns / 1e6:g} ms one way, {model.pipelines} pipelines of {len(model.stages)} stages, "
-        f"{model.micro_batches} micro-batches of {model.message_bytes >> 20} MiB each way"
+        f"{model.micro_batches} micro-batches of {model.message_bytes / (1 << 20):g} MiB each way"
     )

@@ -124,6 +124,20 @@ class RateTrace:
             self.origin_ns,
         )
 
+    def turned(self, by_ns: int) -> RateTrace:
+        """The same round, begun so much later in it. Raises ConfigError for a trace that doesn't repeat."""
+        if not self.period_ns:
+            raise ConfigError("only a trace with a period can begin elsewhere")
+        by_ns %= self.period_ns
+        cut = bisect_right(self._starts, by_ns) - 1
+        later = range(cut + 1, len(self._starts))
+        # The piece that is cut comes last as well, with what of it was before.
+        earlier = [place for place in range(cut + 1) if self._starts[place] < by_ns]
+        starts = [0, *(self._starts[place] - by_ns for place in later)]
+        starts += [self._starts[place] + self.period_ns - by_ns for place in earlier]
+        rates = [self._rates[place] for place in (cut, *later, *earlier)]
+        return RateTrace(starts, rates, self.period_ns, self.origin_ns)
+
     def _lengths(self) -> list[int]:
         return [end - start for start, end in pairwise((*self._starts, self.period_ns))]
 
@@ -348,7 +362,9 @@ def parse_opportunities(text: str, source: str) -> list[int]:
                 f"{source}:{number}: {line.strip()[:40]!r} is not a whole number of milliseconds",
                 next_step="A mahimahi-style trace has one on each line: when the link can carry 1504 bytes more",
             ) from None
-        if time_ms < (times_ms[-1] if times_ms else 0):
+        if time_ms < 0:
+            raise ConfigError(f"{source}:{number}: {time_ms} ms is before the trace's start")
+        if times_ms and time_ms < times_ms[-1]:
             raise ConfigError(f"{source}:{number}: {time_ms} ms is before the line above it; sort the file")
         if time_ms > MAX_TRACE_MS:
             raise ConfigError(

@@ -18,7 +18,14 @@ FOUND = HERE.parents[1] / "build" / "fuzz"
 RSS_LIMIT_MB = 700
 """grpc, protobuf, pydantic and the instrumentation take 200 of them; no input may take much."""
 INPUT_TIMEOUT_S = 10
-INSTRUMENTED = ("proxyd.wire", "proxyd.runtime", "proxyd.core.policy", "proxyd.core.traces", "proxyd.core.units")
+INSTRUMENTED = (
+    "proxyd.wire",
+    "proxyd.runtime",
+    "proxyd.core.policy",
+    "proxyd.core.traces",
+    "proxyd.core.trace_files",
+    "proxyd.core.units",
+)
 
 
 def fuzz(target: str, seconds: int, corpus: pathlib.Path, max_len: int = 8192) -> None:

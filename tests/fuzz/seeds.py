@@ -133,7 +133,7 @@ def seeds(target: str) -> list[bytes]:
             words = ("mon-fri 08:00-18:00", "a->b", "a/0", "00000000000000ff-7", "4Gbit", "64MiB", "1.5s", "[::1]:7500")
             return [bytes([number]) + word.encode() for number, word in enumerate(words)]
         case "trace_file":
-            return [b"0\n1\n1\n2\n\n250\n", b"100000\n"]
+            return [b"0\n1\n1\n2\n\n250\n", b"100000\n", b"# s, bit/s\n0, 4e9\n0.1, 0\n0.2 2e9\n9,1e9\n"]
         case "grant_log_file":
             return [_machine()[2]]
         case "snapshot_json":

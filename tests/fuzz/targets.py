@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from proxyd.agent import handshake
-from proxyd.core import policy, traces, units
+from proxyd.core import policy, trace_files, units
 from proxyd.core.errors import ConfigError, ProxydError
 from proxyd.core.ids import AgentName, LinkName
 from proxyd.runtime import addresses, config, grant_log, replay, snapshot, translate, translate_admin
@@ -211,9 +211,9 @@ def policy_words(data: bytes) -> object:
 
 
 def trace_file(data: bytes) -> object:
-    """A mahimahi-style file."""
+    """A mahimahi-style file, or a series of rates."""
     try:
-        trace = traces.from_opportunities(traces.parse_opportunities(data.decode("utf-8", "replace"), "fuzz"))
+        trace = trace_files.parse_trace(data.decode("utf-8", "replace"), "fuzz").trace
     except ConfigError:
         return None
     assert trace.bytes_by(10**9) >= 0

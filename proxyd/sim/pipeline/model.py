@@ -10,6 +10,8 @@ as the first study did (FACTS, section 5), and ``rtt`` halves it. The figures di
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 from collections.abc import Mapping
 
 from proxyd.core.errors import ConfigError
@@ -119,10 +121,18 @@ COMPUTE_NS = 24 * NANOS
 MESSAGE_BYTES = 64 << 20
 STAGES = 8
 PIPELINES = 2
+MOST_TASKS = 3_000_000
+"""Of all pipelines in a step; a published one has 6,144."""
 
 
-def rate_trace(kind: str, mean_bytes_per_s: int, seed: int) -> RateTrace:
-    """A trace of a class, or a constant one. Raises ConfigError for another word."""
+def rate_trace(kind: str | RateTrace, mean_bytes_per_s: int, seed: int) -> RateTrace:
+    """A trace of a class, a constant one, or one of one's own from a place that the seed draws, with this mean.
+
+    Raises ConfigError for another word.
+    """
+    if isinstance(kind, RateTrace):
+        shape = kind.turned(random.Random(f"place {seed}").randrange(kind.period_ns)) if kind.period_ns else kind
+        return shape.scaled(mean_bytes_per_s)
     if kind == "constant":
         return constant(mean_bytes_per_s)
     return synthetic(kind, mean_bytes_per_s, TRACE_NS, seed)
@@ -131,7 +141,7 @@ def rate_trace(kind: str, mean_bytes_per_s: int, seed: int) -> RateTrace:
 def preset_model(
     name: str,
     *,
-    trace: str = "moderate",
+    trace: str | RateTrace = "moderate",
     seed: int = 1,
     activations: int = 8,
     offload: int = 24,
@@ -142,11 +152,15 @@ def preset_model(
     micro_batches: int = MICRO_BATCHES,
     speeds: tuple[float, ...] = (),
     weight_parts: int = 1,
+    message_bytes: int = MESSAGE_BYTES,
+    period_ns: int = COMPUTE_NS // MICRO_BATCHES,
 ) -> PipelineModel:
     """Half the stages at site a, half at b; LLaMA2-70B-like; each direction has a trace of its own.
 
+    :param trace: a class, "constant", or a trace with a period: its shape, with the preset's rate as its mean.
     :param delay: "one-way" or "rtt": what the preset's delay is taken for; empty: as published (see :class:`Preset`).
     :param speeds: of the sites' GPUs, relative; empty: all alike.
+    :param period_ns: compute time of a micro-batch on a stage: F, B and W take a third each.
 
     Raises ConfigError for unknown names and impossible figures.
     """
@@ -157,11 +171,17 @@ def preset_model(
         raise ConfigError(f"a delay is one-way or rtt, not {delay!r}")
     if stages < 2 or stages % 2:
         raise ConfigError(f"{stages} stages can't be halved between two sites")
-    if speeds and (len(speeds) != 2 or min(speeds) <= 0):
-        raise ConfigError(f"speeds {speeds}: one above zero for each of the two sites is needed")
+    if speeds and (len(speeds) != 2 or not all(math.isfinite(one) and 1e-3 <= one <= 1e3 for one in speeds)):
+        raise ConfigError(f"speeds {speeds}: one between 0.001 and 1000 for each of the two sites is needed")
+    tasks = (2 + weight_parts) * stages * pipelines * micro_batches
+    if tasks > MOST_TASKS:
+        raise ConfigError(
+            f"{stages} stages, {pipelines} pipelines and {micro_batches} micro-batches are {tasks:,} tasks",
+            why=f"more than {MOST_TASKS:,} are no step that anybody trains, and would fill the memory",
+        )
     is_rtt = preset.delay_is_rtt if not delay else delay == "rtt"
     one_way_ns = preset.delay_ns // 2 if is_rtt else preset.delay_ns
-    task_ns = COMPUTE_NS // MICRO_BATCHES // 3
+    task_ns = period_ns // 3
     built = []
     for index in range(stages):
         speed = speeds[2 * index // stages] if speeds else 1.0
@@ -174,7 +194,7 @@ def preset_model(
         sites=tuple("a" if 2 * index < stages else "b" for index in range(stages)),
         pipelines=pipelines,
         micro_batches=micro_batches,
-        message_bytes=MESSAGE_BYTES,
+        message_bytes=message_bytes,
         wires={
             ("a", "b"): Wire(rate_trace(trace, preset.rate_bytes_per_s, 2 * seed), one_way_ns),
             ("b", "a"): Wire(rate_trace(trace, preset.rate_bytes_per_s, 2 * seed + 1), one_way_ns),
