@@ -17,7 +17,7 @@ TEST_EXTRAS := daemon,ha,report,dev$(if $(WITH_TORCH),$(comma)torch$(comma)suite
 TEST_STAMP := $(VENV)/.stamp-test$(if $(WITH_TORCH),-torch)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo image docs test test-faults fuzz lint monitoring dashboards format protos bench clean
+.PHONY: help venv demo image docs test test-faults fuzz lint monitoring dashboards format protos bench evaluate clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench: $(VENV)/.stamp-demo ## Relay and grant benchmarks: build/relay.json, buil
 	@mkdir -p build
 	$(BIN)/proxyd bench relay --out build/relay.json
 	$(BIN)/proxyd bench grants --out build/grants.json
+
+evaluate: $(VENV)/.stamp-demo ## Simulated steps: tables and pictures of docs/ (QUICK=1: tiny ones, into build/; all else: tools/evaluate.py)
+	$(BIN)/python tools/evaluate.py --part pipeline $(if $(QUICK),--quick)
 
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,35 +2,35 @@
 """Runs everything that docs/evaluation.md shows, keeps the results, and writes them into its tables.
 
     tools/evaluate.py --list                 what there is, by name and command, and what is measured already
-    tools/evaluate.py --part sim             run what is missing of one part: sim, wan or other
+    tools/evaluate.py --part sim             run what is missing of one part: sim, wan, other or pipeline
     tools/evaluate.py --only 'wan-link-*'    ... or of these names; --again: also what is there
     tools/evaluate.py --write                nothing is run; tables and pictures from the results that are there
+    tools/evaluate.py --quick                the part pipeline with tiny steps, into build/evaluation/quick
 
 Each run is a command that a person can type. Its figures stay in ``build/evaluation/NAME.json``, so that a broken run
-is taken up where it stopped. Run the parts ``wan`` and ``other`` on a machine that does nothing else.
+is taken up where it stopped; those of the part pipeline are made again when its code has changed. Run the parts ``wan``
+and ``other`` on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
+import os
 import re
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "build" / "evaluation"
-PICTURES = ROOT / "docs" / "pictures"
-DOCUMENT = ROOT / "docs" / "evaluation.md"
-MISSING = "not measured yet"
-TIMEOUT_S = 900.0
+import evaluate_pipeline
+import evaluate_runs as runs
+from evaluate_runs import MISSING, ROOT, Item, command, fill, read, run, tests_of
+
+DOCS = ROOT / "docs"
+DOCUMENT = "evaluation.md"
 RATE, RTT = "400Mbit", "60ms"
 
 Bound = tuple[float, float | None, float]
@@ -61,121 +61,47 @@ PICTURED = ("wan-link-moderate-1bdp", "wan-step-halve-1bdp", "wan-step-double-1b
 """Their pictures are kept in docs/pictures."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """One run. ``{out}`` and ``{png}`` in its command stand for its files."""
-
-    name: str
-    part: str
-    command: tuple[str, ...]
-
-    @property
-    def result(self) -> Path:
-        return RESULTS / f"{self.name}.json"
-
-    @property
-    def picture(self) -> Path:
-        return RESULTS / f"{self.name}.png"
-
-    @property
-    def text(self) -> str:
-        """As a person would type it."""
-        return " ".join(word.format(out=f"{self.name}.json", png=f"{self.name}.png") for word in self.command)
-
-    @property
-    def is_test(self) -> bool:
-        return self.command[0] == "pytest"
-
-
 def items() -> list[Item]:
     """Everything, in the order in which it runs."""
     found = []
     for trace, buffer in LINKS:
         words = f"--trace {trace} --buffer {buffer} --rate {RATE} --rtt {RTT} --seed 1 --mtu 9000"
-        found.append(_item(f"sim-link-{trace}-{buffer}", "sim", f"simulate link {words} --seconds 60 --out {{out}}"))
+        found.append(command(f"sim-link-{trace}-{buffer}", "sim", f"simulate link {words} --seconds 60 --out {{out}}"))
     for step, buffer in STEPS:
         rate = RATE if step == "halve" else "200Mbit"
         words = f"--trace {step}s --buffer {buffer} --rate {rate} --rtt {RTT} --seconds 20 --mtu 9000"
-        found.append(_item(f"sim-step-{step}-{buffer}", "sim", f"simulate link {words} --out {{out}}"))
+        found.append(command(f"sim-step-{step}-{buffer}", "sim", f"simulate link {words} --out {{out}}"))
     for rate, message in RATES.items():
         words = (
             f"--trace moderate --buffer 1bdp --rate {rate} --rtt {RTT} --seconds 20 --message {message} --out {{out}}"
         )
-        found.append(_item(f"sim-rate-{rate}", "sim", f"simulate link {words}"))
+        found.append(command(f"sim-rate-{rate}", "sim", f"simulate link {words}"))
     for name, control in (("beside", "1ms"), ("far", "90ms")):
         words = f"--trace calm --buffer 1bdp --rate {RATE} --rtt {RTT} --senders 2 --seconds 30 --mtu 9000"
-        found.append(_item(f"sim-{name}", "sim", f"simulate link {words} --control-rtt {control} --out {{out}}"))
-    found.append(_item("sim-targets", "sim", "simulate targets --out {out}"))
-    found.append(_item("sim-hour", "sim", "simulate scale --out {out}"))
-    found.append(_test("test-light-use", "sim", "tests/sim/test_light_use.py"))
-    found.append(_test("test-policy", "sim", "tests/sim/test_policy.py"))
+        found.append(command(f"sim-{name}", "sim", f"simulate link {words} --control-rtt {control} --out {{out}}"))
+    found.append(command("sim-targets", "sim", "simulate targets --out {out}"))
+    found.append(command("sim-hour", "sim", "simulate scale --out {out}"))
+    found.append(tests_of("test-light-use", "sim", "tests/sim/test_light_use.py"))
+    found.append(tests_of("test-policy", "sim", "tests/sim/test_policy.py"))
     for trace, buffer in LINKS:
         words = f"--trace {trace} --buffer {buffer} --rate {RATE} --rtt {RTT} --seconds 30 --out {{out}} --plot {{png}}"
-        found.append(_item(f"wan-link-{trace}-{buffer}", "wan", f"bench link {words}"))
+        found.append(command(f"wan-link-{trace}-{buffer}", "wan", f"bench link {words}"))
     for step, buffer in STEPS:
         words = f"--step {step} --buffer {buffer} --rate {RATE} --rtt {RTT} --seconds 16 --out {{out}} --plot {{png}}"
-        found.append(_item(f"wan-step-{step}-{buffer}", "wan", f"bench link {words}"))
+        found.append(command(f"wan-step-{step}-{buffer}", "wan", f"bench link {words}"))
     policed = (
         f"bench link --policer {POLICED_MBIT}Mbit:2MB --rate 400Mbit --seconds 30 --series --out {{out}} --plot {{png}}"
     )
-    found.append(_item("wan-policed", "wan", policed))
+    found.append(command("wan-policed", "wan", policed))
     cross = "bench link --cross 100Mbit --rate 400Mbit --seconds 24 --series --out {out} --plot {png}"
-    found.append(_item("wan-cross", "wan", cross))
-    found.append(_item("wan-demo", "wan", "demo --out {out} --plot {png}"))
+    found.append(command("wan-cross", "wan", cross))
+    found.append(command("wan-demo", "wan", "demo --out {out} --plot {png}"))
     for part in ("far", "two-way", "urgent", "weights", "three-sites"):
-        found.append(_item(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
-    found.append(_test("test-agreement", "wan", "tests/wan/test_agreement.py"))
-    found.append(_test("test-cases", "wan", "tests/e2e/test_cases_estimation.py"))
-    found.append(_item("bench-grants", "other", "bench grants --out {out}"))
-    return found
-
-
-def _item(name: str, part: str, text: str) -> Item:
-    return Item(name, part, ("proxyd", *text.split()))
-
-
-def _test(name: str, part: str, path: str) -> Item:
-    return Item(name, part, ("pytest", "-q", path))
-
-
-# ------------------------------------------------------------------------------------------------------------ running
-
-
-def run(item: Item) -> bool:
-    """Run one; its figures are there afterwards, or a file that says why not."""
-    words = [word.format(out=str(item.result), png=str(item.picture)) for word in item.command]
-    module = ["-m", "pytest"] if item.is_test else ["-m", "proxyd.cli.main"]
-    failed = RESULTS / f"{item.name}.failed.txt"
-    failed.unlink(missing_ok=True)
-    begun_s = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, *module, *words[1:]],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        output, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        output, code = f"not done after {error.timeout:g} s", -1
-    took_s = time.monotonic() - begun_s
-    if item.is_test:
-        last = output.strip().splitlines()[-1] if output.strip() else "no output"
-        item.result.write_text(json.dumps({"passed": code == 0, "summary": last}) + "\n")
-    # `simulate targets` answers 1 when a bound is missed; its table is there all the same.
-    ok = item.result.exists() and item.result.stat().st_mtime > time.time() - took_s - 1
-    if not ok or (item.is_test and code != 0):
-        failed.write_text(f"{item.text}\nexit code {code}\n\n{output[-4000:]}\n")
-    print(f"{'ok' if ok else 'FAILED':7} {took_s:6.1f} s  {item.name}", flush=True)
-    return ok
-
-
-def read(name: str) -> Any:
-    """The figures of a run; None: there are none."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+        found.append(command(f"wan-{part}", "wan", f"bench ways --parts {part} --out {{out}}"))
+    found.append(tests_of("test-agreement", "wan", "tests/wan/test_agreement.py"))
+    found.append(tests_of("test-cases", "wan", "tests/e2e/test_cases_estimation.py"))
+    found.append(command("bench-grants", "other", "bench grants --out {out}"))
+    return [*found, *evaluate_pipeline.items()]
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -455,7 +381,8 @@ def rate_table() -> list[str]:
 def command_table() -> list[str]:
     """Every run and its command."""
     rows = ["| result | command |", "| --- | --- |"]
-    return rows + [f"| {item.name} | `{item.text}` |" for item in items()]
+    shown = [item for item in items() if item.part != evaluate_pipeline.PART]
+    return rows + [f"| {item.name} | `{item.text}` |" for item in shown]
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
@@ -468,45 +395,85 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def write() -> None:
-    """Tables into the document, pictures beside it."""
-    text = DOCUMENT.read_text()
-    for name, table in TABLES.items():
-        start, end = f"<!-- table: {name} -->", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(start)
-        if not found:
-            raise SystemExit(f"{DOCUMENT} has no place for the table {name!r}: put {start} and {end} there")
-        text = f"{before}{start}\n" + "\n".join(table()) + f"\n{end}{rest.partition(end)[2]}"
-    PICTURES.mkdir(exist_ok=True)
-    for name in PICTURED:
-        source = RESULTS / f"{name}.png"
+def tables_of(part: str | None) -> dict[str, tuple[str, Callable[[], list[str]]]]:
+    """By name: in which document, and its lines. Of one part, or of all."""
+    links = {name: (DOCUMENT, table) for name, table in TABLES.items()}
+    if part == evaluate_pipeline.PART:
+        return dict(evaluate_pipeline.TABLES)
+    return links if part is not None else {**links, **evaluate_pipeline.TABLES}
+
+
+def write(part: str | None, docs: Path, incomplete: bool = False) -> None:
+    """Tables into the documents, pictures beside them.
+
+    Where nothing of the links has been measured their tables stay as they are. So does a table of pipelines of which
+    something is missing, unless it may be ``incomplete``: its figures are worth nothing beside ones from other code.
+    """
+    measured = any(item.result.exists() for item in items() if item.part != evaluate_pipeline.PART)
+    texts: dict[str, str] = {}
+    for name, (document, table) in tables_of(part).items():
+        text = texts.get(document) or (docs / document).read_text()
+        lines = table()
+        simulated = name in evaluate_pipeline.TABLES
+        if incomplete or (MISSING not in "\n".join(lines) if simulated else measured):
+            text = fill(text, name, lines)
+        else:
+            print(f"something is missing for the table {name!r}: it stays as it is")
+        texts[document] = text
+    pictures = docs / "pictures"
+    pictures.mkdir(exist_ok=True)
+    for name in PICTURED + evaluate_pipeline.PICTURED:
+        source = runs.RESULTS / f"{name}.png"
         if source.exists():
-            shutil.copyfile(source, PICTURES / f"{name}.png")
-    DOCUMENT.write_text(text)
-    print(f"written: {DOCUMENT.relative_to(ROOT)}")
+            shutil.copyfile(source, pictures / f"{name}.png")
+    if part in (None, evaluate_pipeline.PART):
+        evaluate_pipeline.draw_parts(pictures / f"{evaluate_pipeline.BARS}.png")
+    for document, text in texts.items():
+        (docs / document).write_text(text)
+        print(f"written: {docs / document}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 when a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="say what there is and run nothing")
-    parser.add_argument("--part", choices=("sim", "wan", "other"), help="only these")
+    parser.add_argument("--part", choices=("sim", "wan", "other", "pipeline"), help="only these")
     parser.add_argument("--only", metavar="PATTERN", default="*", help="only names like this")
     parser.add_argument("--again", action="store_true", help="also what was measured before")
     parser.add_argument("--write", action="store_true", help="only write the tables")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the part pipeline, at once")
+    parser.add_argument(
+        "--quick", action="store_true", help="the part pipeline with tiny steps, into build/evaluation/quick alone"
+    )
     args = parser.parse_args(arguments)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    chosen = [item for item in items() if args.part in (None, item.part) and fnmatch.fnmatchcase(item.name, args.only)]
+    docs, everything, part = DOCS, items(), args.part
+    if args.quick:
+        runs.RESULTS = runs.RESULTS / "quick"
+        docs, everything, part = (
+            runs.RESULTS / "docs",
+            list(evaluate_pipeline.items(quick=True)),
+            evaluate_pipeline.PART,
+        )
+        docs.mkdir(parents=True, exist_ok=True)
+        for document in {document for document, _ in evaluate_pipeline.TABLES.values()}:
+            shutil.copyfile(DOCS / document, docs / document)
+    runs.RESULTS.mkdir(parents=True, exist_ok=True)
+    chosen = [item for item in everything if part in (None, item.part) and fnmatch.fnmatchcase(item.name, args.only)]
     if args.list:
         for item in chosen:
-            print(f"{'there' if item.result.exists() else '-':6} {item.name:28} {item.text}")
+            print(f"{'there' if item.is_there else '-':6} {item.name:28} {item.text}")
         return 0
     ok = True
     if not args.write:
-        for item in chosen:
-            if args.again or not item.result.exists():
+        due = [item for item in chosen if args.again or not item.is_there]
+        # What is simulated measures no time, so it may run side by side; all else runs alone.
+        simulated = [item for item in due if item.part == evaluate_pipeline.PART]
+        with ThreadPoolExecutor(max_workers=max(1, args.jobs)) as pool:
+            ok = all(list(pool.map(run, simulated)))
+        for item in due:
+            if item not in simulated:
                 ok = run(item) and ok
-    write()
+    write(part, docs, incomplete=args.quick)
     return 0 if ok else 1
 
 

@@ -55,7 +55,7 @@ def _one(axes: Any, one: SystemResult, experiment: Experiment) -> None:
     gantt.set_ylim(stages - 0.4, -0.6)
     gantt.set_ylabel("stage")
     gantt.set_title(f"{one.system}: {result.iteration_ns / 1e9:.2f} s ({one.assumptions})", fontsize=10, loc="left")
-    gantt.legend(loc="upper right", ncols=3)
+    gantt.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=7, frameon=False)
     directions = sorted(result.use)
     for row, direction in enumerate(directions):
         bars = [(start / 1e9, (end - start) / 1e9) for start, end in result.use[direction]]
@@ -71,6 +71,6 @@ def _one(axes: Any, one: SystemResult, experiment: Experiment) -> None:
             out = [host / nbytes for _, _, host in result.memory[stage]]
             memory.step(times, out, where="post", lw=0.8, ls=":", label=f"stage {stage}, host")
     memory.set_ylabel("activations")
-    memory.legend(loc="upper right", ncols=4, fontsize=7)
+    memory.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
     for each in axes:
         each.margins(x=0)

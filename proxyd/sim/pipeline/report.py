@@ -71,7 +71,10 @@ class Experiment:
 
 
 def mean_figures(experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """Of the same experiment with several seeds: the mean of each figure, and of the ratios the mean of the ratios."""
+    """Of the same experiment with several seeds: the mean of each figure, and of the ratios the mean of the ratios.
+
+    Beside the means: each system's worst ratio to the bound, and the least and the most of proxyd's speed-ups.
+    """
     each = [one.figures() for one in experiments]
     if len(each) == 1:
         return each[0]
@@ -79,6 +82,11 @@ def mean_figures(experiments: Sequence[Experiment]) -> dict[str, Any]:
     mean["bound_seconds"] = _mean([one["bound_seconds"] for one in each])
     for part in ("bounds", "speedup_of_proxyd_over"):
         mean[part] = {key: _mean([one[part][key] for one in each]) for key in each[0][part]}
+    for word, choose in (("least", min), ("most", max)):
+        mean[f"{word}_speedup_of_proxyd_over"] = {
+            system: choose(one["speedup_of_proxyd_over"][system] for one in each)
+            for system in each[0]["speedup_of_proxyd_over"]
+        }
     mean["systems"] = []
     for row in zip(*(one["systems"] for one in each), strict=True):
         merged = dict(row[0])
