@@ -175,6 +175,18 @@ def test_doctor_finds_the_daemons_that_run(cluster: Cluster, ask: Any) -> None:
     code, told = ask("doctor", "--config", files[0], "--config", files[1])
     found = {one["name"]: one for one in told["checks"]}
     assert code in (0, 3), [one for one in told["checks"] if one["status"] == "fail"]
-    for name in ("agent socket", f"reach coordinator {cluster.coordinator_socket}", "coordinator", "reach peer b/b-0"):
+    for name in (
+        "agent",
+        "agent socket",
+        f"reach coordinator {cluster.coordinator_socket}",
+        "coordinator",
+        "reach peer b/b-0",
+    ):
         assert found[name]["status"] == "ok", found[name]
     assert {name for name in found if name.startswith("link ")} == {"link a->b", "link b->a"}
+    assert "in full packets" in found["reach peer b/b-0"]["detail"]
+    assert main(["drain", "--agent", a(cluster).socket]) == 0
+    told = ask("doctor", "--config", files[0])[1]
+    found = {one["name"]: one for one in told["checks"]}
+    assert found["agent"]["status"] == "warn"
+    assert "proxyd undrain" in found["agent"]["fix"]

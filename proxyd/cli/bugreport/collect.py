@@ -58,8 +58,8 @@ def collect(
     take("versions.json", _versions)
     findings = examine(subject)
     files["doctor.json"] = _json(as_plain(subject, findings))
-    answers = ask_coordinator(subject)
-    take("status-coordinator.json", lambda: _plain(answers.status))
+    status, _ = ask_coordinator(subject)
+    take("status-coordinator.json", lambda: _plain(status))
     take("status-agent.json", lambda: _agent_status(subject))
     for name, url in _pages(subject):
         take(f"metrics-{name}.txt", lambda url=url: _page(url))  # type: ignore[misc]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from proxyd.cli.asking import ask_agent
 from proxyd.cli.doctor.subject import LinkPath, Subject
-from proxyd.core.errors import ConfigError
+from proxyd.core.errors import ConfigError, ProxydError
 
 if TYPE_CHECKING:
     import grpc
 
-    from proxyd.v1 import admin_pb2
+    from proxyd.v1 import admin_pb2, coordination_pb2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,24 +25,66 @@ class Answers:
     status: admin_pb2.StatusResponse | None = None
     coordinator: str = ""
     """Where that came from."""
+    agent: admin_pb2.AgentStatusResponse | None = None
+    agent_problem: str = ""
+    """Why there is no word of the agent."""
 
     @property
     def peers(self) -> list[tuple[str, str]]:
-        """Agents and where they are dialled."""
-        agents = () if self.status is None else self.status.agents
-        return [(f"{one.agent.site}/{one.agent.name}", one.data_address) for one in agents]
+        """Other agents and where they are dialled, by name."""
+        found = {}
+        if self.agent is not None:
+            found = {f"{one.agent.site}/{one.agent.name}": one.address for one in self.agent.peers}
+        if self.status is not None:
+            found |= {f"{one.agent.site}/{one.agent.name}": one.data_address for one in self.status.agents}
+        if self.agent is not None:
+            found.pop(f"{self.agent.agent.site}/{self.agent.agent.name}", None)
+        return sorted((name, address) for name, address in found.items() if address)
 
     @property
     def paths(self) -> list[LinkPath]:
-        """Links as they were measured."""
-        links = () if self.status is None else self.status.links
-        return [
-            LinkPath(
-                f"{link.link.src_site}->{link.link.dst_site}", link.bottleneck_bytes_per_s, link.rtt_ns, link.source
-            )
-            for link in links
-            if link.bottleneck_bytes_per_s and link.rtt_ns and link.source != "default"
-        ]
+        """Links as they were measured, by the coordinator or as the agent heard of them."""
+        found = {}
+        if self.agent is not None:
+            found = {
+                name_of(link.link): LinkPath(name_of(link.link), link.rate_bytes_per_s, link.rtt_ns, link.source)
+                for link in self.agent.links
+            }
+        if self.status is not None:
+            found |= {
+                name_of(link.link): LinkPath(name_of(link.link), link.bottleneck_bytes_per_s, link.rtt_ns, link.source)
+                for link in self.status.links
+            }
+        return [path for path in found.values() if path.bdp_bytes and path.source not in ("", "default")]
+
+
+def name_of(link: coordination_pb2.LinkName) -> str:
+    """A link as people write it."""
+    return f"{link.src_site}->{link.dst_site}"
+
+
+def ask_daemons(subject: Subject) -> Answers:
+    """A coordinator of this host, and its agent."""
+    status, coordinator = ask_coordinator(subject)
+    try:
+        agent = ask_agent(admin_socket(subject), lambda stub: _agent_status(stub, subject.connect_s))
+    except ProxydError as error:
+        return Answers(status, coordinator, None, str(error))
+    return Answers(status, coordinator, agent)
+
+
+def admin_socket(subject: Subject) -> str | None:
+    """The agent's, by its configuration; None: as $PROXYD_SOCKET says, or the usual one."""
+    if subject.agent is None or os.environ.get("PROXYD_SOCKET"):
+        return None
+    return subject.agent.admin_path or subject.agent.socket
+
+
+def _agent_status(stub: Any, timeout_s: float) -> admin_pb2.AgentStatusResponse:
+    from proxyd.v1 import admin_pb2
+
+    status: admin_pb2.AgentStatusResponse = stub.AgentStatus(admin_pb2.AgentStatusRequest(), timeout=timeout_s)
+    return status
 
 
 @contextmanager
@@ -68,8 +112,8 @@ def channel_to(subject: Subject, address: str) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def ask_coordinator(subject: Subject) -> Answers:
-    """The status of a coordinator on this host, by any of the ways there are."""
+def ask_coordinator(subject: Subject) -> tuple[admin_pb2.StatusResponse | None, str]:
+    """The status of a coordinator on this host, by any of the ways there are, and which that was."""
     import grpc
 
     from proxyd.v1 import admin_pb2
@@ -81,8 +125,8 @@ def ask_coordinator(subject: Subject) -> Answers:
                 status = AdminStub(channel).Status(admin_pb2.StatusRequest(), timeout=subject.connect_s)
         except grpc.RpcError:
             continue
-        return Answers(status, address)
-    return Answers()
+        return status, address
+    return None, ""
 
 
 def _local_coordinators(subject: Subject) -> list[str]:

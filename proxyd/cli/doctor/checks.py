@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from proxyd.cli.doctor import files, host, kernel, links, network
-from proxyd.cli.doctor.ask import Answers, ask_coordinator
+from proxyd.cli.doctor import files, host, kernel, links, network, paths_to_peers
+from proxyd.cli.doctor.ask import Answers, ask_daemons
 from proxyd.cli.doctor.findings import Finding, Task, run_bounded
 from proxyd.cli.doctor.subject import Subject
 
@@ -34,24 +34,25 @@ LOCAL: tuple[tuple[str, Callable[[Subject], Sequence[Finding]]], ...] = (
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Run everything: first what needs nobody's answer beside a question to the coordinator, then what its answer is
+    """Run everything: first what needs nobody's answer, while the daemons are asked, and then what their answers are
     needed for. Takes at most twice the subject's time limit, and half a second."""
     told: list[Answers] = []
 
     def ask() -> list[Finding]:
-        told.append(ask_coordinator(subject))
+        told.append(ask_daemons(subject))
         return []
 
     tasks: list[Task] = [(name, partial(check, subject)) for name, check in LOCAL]
     tasks += network.coordinator_tasks(subject)
-    tasks.append(("ask the coordinator", ask))
+    tasks.append(("ask the daemons", ask))
     findings = [*subject.findings, *run_bounded(tasks, subject.timeout_s)]
     answers = told[0] if told else Answers()
     paths = [*subject.configured_paths(), *answers.paths]
     later: list[Task] = [
         ("sysctl tcp buffers", partial(kernel.buffers, subject, paths)),
+        ("agent", partial(links.agent, subject, answers)),
         ("coordinator", partial(links.daemons, subject, answers)),
         ("links", partial(links.measured, subject, answers)),
     ]
-    later += network.peer_tasks(subject, answers.peers)
+    later += paths_to_peers.tasks(subject, answers)
     return findings + run_bounded(later, subject.timeout_s)

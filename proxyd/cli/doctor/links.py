@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxyd import __version__
-from proxyd.cli.doctor.ask import Answers
-from proxyd.cli.doctor.findings import Finding, ok, skip, warn
+from proxyd.cli.doctor.ask import Answers, name_of
+from proxyd.cli.doctor.findings import Finding, fail, ok, skip, warn
 from proxyd.cli.doctor.subject import Subject
 from proxyd.core.units import format_duration, format_rate
 
@@ -21,7 +21,7 @@ def measured(subject: Subject, answers: Answers) -> list[Finding]:
     configured = {link.name: link for link in subject.links}
     found = []
     for link in answers.status.links:
-        name = f"{link.link.src_site}->{link.link.dst_site}"
+        name = name_of(link.link)
         label = f"link {name}"
         rate, rtt_ns = link.bottleneck_bytes_per_s, link.rtt_ns
         now = f"{format_rate(rate)} and {format_duration(rtt_ns)} ({link.source})"
@@ -41,6 +41,29 @@ def measured(subject: Subject, answers: Answers) -> list[Finding]:
         else:
             found.append(ok(label, text))
     return found or [skip("links", "the coordinator knows of no link yet: no agent has come")]
+
+
+def agent(subject: Subject, answers: Answers) -> list[Finding]:
+    """Does the agent have this version and its coordinators, and does it go by grants?"""
+    status = answers.agent
+    if status is None:
+        return [skip("agent", f"it can't be asked: {answers.agent_problem}")]
+    text = f"{status.agent.site}/{status.agent.name} {status.version}, up {format_duration(status.uptime_ns)}"
+    if status.version != __version__:
+        return [warn("agent", f"{text}; this command is {__version__}", "sudo systemctl restart proxyd-agent")]
+    if status.draining:
+        text = f"{text}: it drains, and {status.held_transfers} messages are held"
+        return [warn("agent", text, "proxyd undrain --agent, when the maintenance is over")]
+    lost = [one.address for one in status.coordinators if not one.connected]
+    if lost:
+        make = fail if len(lost) == len(status.coordinators) else warn
+        fix = "journalctl -u proxyd-agent | grep -i coordinator: its log says why"
+        return [make("agent", f"{text}: no session with {', '.join(lost)}", fix)]
+    silent = [name_of(link.link) for link in status.links if link.fallback]
+    if silent:
+        text = f"{text}: at its fallback rate on {', '.join(silent)}, since the coordinator is silent"
+        return [warn("agent", text, "proxyd health, on the coordinator's host")]
+    return [ok("agent", f"{text}: {len(status.trainers)} trainers, {len(status.coordinators)} coordinators")]
 
 
 def daemons(subject: Subject, answers: Answers) -> list[Finding]:

@@ -14,7 +14,6 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -27,7 +26,6 @@ from proxyd.core.units import format_duration
 if TYPE_CHECKING:
     from proxyd.runtime.addresses import Address
 
-_IP_MTU = 14
 _SIOCGIFMTU = 0x8921
 _LISTEN = "0A"
 _JUMBO = 1500
@@ -132,13 +130,13 @@ def _taken(subject: Subject, name: str, address: Address, error: OSError) -> Fin
 
 def local_socket(subject: Subject) -> list[Finding]:
     """The socket that trainers connect to."""
-    path = _socket_path(subject)
+    path = socket_path(subject)
     if path is None:
         return [skip("agent socket", "no agent is configured and PROXYD_SOCKET is not set")]
     return [socket_finding(path, subject.connect_s)]
 
 
-def _socket_path(subject: Subject) -> str | None:
+def socket_path(subject: Subject) -> str | None:
     return os.environ.get("PROXYD_SOCKET") or (None if subject.agent is None else subject.agent.socket)
 
 
@@ -209,8 +207,8 @@ def _greeting(name: str, path: str, probe: socket.socket) -> Finding:
 def namespace(subject: Subject) -> list[Finding]:
     """Sysctls, interfaces and routes are of one network namespace: are they the agent's that are looked at here?"""
     name = "network namespace"
-    path = _socket_path(subject)
-    pid = 0 if path is None else _listener(path, subject.connect_s)
+    path = socket_path(subject)
+    pid = 0 if path is None else listener(path, subject.connect_s)
     if not pid:
         return [skip(name, "no agent answers here whose namespace could be another one")]
     if foreign_namespace(pid):
@@ -227,7 +225,7 @@ def foreign_namespace(pid: int) -> bool:
         return False
 
 
-def _listener(path: str, timeout_s: float) -> int:
+def listener(path: str, timeout_s: float) -> int:
     """The process that listens on a Unix socket; 0: none does, or not for us."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -309,46 +307,6 @@ def _health(subject: Subject, name: str, text: str, connect_ns: int) -> Finding:
     return ok(name, f"{text}: {took}serving")
 
 
-def peer_tasks(subject: Subject, peers: Sequence[tuple[str, str]]) -> list[Task]:
-    """Do peers (name, address) accept connections from here?"""
-    own = "" if subject.agent is None else f"{subject.agent.site}/{subject.agent.name}"
-    found = [(name, address) for name, address in peers if name != own]
-    if not found:
-        name = "reach peers"
-        text = "no peer is known: neither an agent nor a coordinator of this host told of one"
-        return [(name, lambda: [skip(name, text)])]
-    path = _socket_path(subject)
-    if path is not None and foreign_namespace(_listener(path, subject.connect_s)):
-        name = "reach peers"
-        return [(name, lambda: [skip(name, "the agent is in another network namespace; see there")])]
-    return [(f"reach peer {name}", partial(_peer, subject, name, address)) for name, address in found]
-
-
-def _peer(subject: Subject, peer: str, text: str) -> list[Finding]:
-    from proxyd.runtime.addresses import parse_address
-
-    name = f"reach peer {peer}"
-    address = parse_address(text)
-    begun_ns = time.monotonic_ns()
-    try:
-        with socket.create_connection((address.host, address.port), subject.connect_s) as probe:
-            took_ns = time.monotonic_ns() - begun_ns
-            mtu = _path_mtu(probe)
-    except OSError as error:
-        return [unreachable(name, text, error, "journalctl -u proxyd-agent, on its host")]
-    path = f"; path MTU {mtu}" if mtu else ""
-    return [ok(name, f"{text}: connected in {format_duration(took_ns)}{path} (proxyd ping {peer} proves both ends)")]
-
-
-def _path_mtu(sock: socket.socket) -> int:
-    try:
-        if sock.family == socket.AF_INET6:
-            return sock.getsockopt(socket.IPPROTO_IPV6, 24)  # IPV6_MTU, for which Python has no name
-        return sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    except OSError:
-        return 0
-
-
 def interface_mtu(device: str) -> int:
     """Of an interface of this network namespace (/sys may be another one's); 0: it is gone."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -381,10 +339,6 @@ def mtu(subject: Subject) -> list[Finding]:
             fix = f"mtu = {most} for the link {link.name}, or: sudo ip link set DEVICE mtu {link.mtu}"
             findings.append(warn(f"mtu of {link.name}", f"{text}: the share of headers is reckoned wrong", fix))
     probing = subject.read("/proc/sys/net/ipv4/tcp_mtu_probing")
-    if most > _JUMBO and probing == "0":
-        text = f"{told}: larger than the usual 1500, and tcp_mtu_probing is off: one box on the way that drops large"
-        text += " packets without a word stops all tensors"
-        findings.append(warn(name, text, persistent("net.ipv4.tcp_mtu_probing = 1")))
-    else:
-        findings.append(ok(name, f"{told} (proxyd ping PEER shows the path's)"))
+    more = "; beyond 1500 the path is more often smaller than it says" if most > _JUMBO and probing == "0" else ""
+    findings.append(ok(name, f"{told} (proxyd ping PEER shows the path's){more}"))
     return findings

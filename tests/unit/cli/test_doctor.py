@@ -10,17 +10,21 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxyd import __version__
 from proxyd.cli.certificates import Authority
-from proxyd.cli.doctor import files, host, kernel, network
+from proxyd.cli.doctor import files, host, kernel, links, network, paths_to_peers
+from proxyd.cli.doctor.ask import Answers
 from proxyd.cli.doctor.checks import examine
 from proxyd.cli.doctor.findings import Finding, Status, as_plain, fail, ok, run_bounded, warn, worst
 from proxyd.cli.doctor.show import report
 from proxyd.cli.doctor.subject import LinkPath, Subject, make_subject
 from proxyd.cli.main import main
 from proxyd.core.errors import ConfigError
+from proxyd.v1 import admin_pb2, coordination_pb2
 
 FAR = LinkPath("a->b", 1_500_000_000, 60_000_000, "configured")  # 12 Gbit/s, 60 ms: a BDP of 90 MB
 SYSCTLS = {
@@ -293,6 +297,54 @@ def test_paths_stay_whole_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "50")
     path = "/run/a-long/path-with/hyphens-in/it-that/must-not/be-cut.toml"
     assert path in report(Subject(), [warn("config", f"it is at {path}, and wrong", "vi it")], everything=False)
+
+
+def an_agent(**changed: Any) -> admin_pb2.AgentStatusResponse:
+    """One that is well, but for what is changed."""
+    link = coordination_pb2.LinkName(src_site="a", dst_site="b")
+    values: dict[str, Any] = {
+        "agent": coordination_pb2.AgentName(site="a", name="a-0"),
+        "version": __version__,
+        "coordinators": [admin_pb2.ControlSession(address="c:1", connected=True)],
+        "links": [
+            admin_pb2.AgentLink(link=link, rate_bytes_per_s=1_500_000_000, rtt_ns=60_000_000, source="estimated")
+        ],
+        "peers": [admin_pb2.PeerStatus(agent=coordination_pb2.AgentName(site="b", name="b-0"), address="10.0.0.2:1")],
+    }
+    return admin_pb2.AgentStatusResponse(**{**values, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "words"),
+    [
+        ({}, Status.OK, "1 coordinators"),
+        ({"version": "0.0.1"}, Status.WARN, f"this command is {__version__}"),
+        ({"draining": True}, Status.WARN, "it drains"),
+        ({"coordinators": [admin_pb2.ControlSession(address="c:1")]}, Status.FAIL, "no session with c:1"),
+        ({"links": [admin_pb2.AgentLink(fallback=True)]}, Status.WARN, "fallback rate"),
+    ],
+)
+def test_an_agent_as_it_is(changed: dict[str, Any], status: Status, words: str) -> None:
+    found = links.agent(Subject(), Answers(agent=an_agent(**changed)))[0]
+    assert found.status is status
+    assert words in found.detail
+    assert bool(found.fix) == (status is not Status.OK)
+
+
+def test_where_only_an_agent_runs_it_tells_of_links_and_peers(tmp_path: Path) -> None:
+    answers = Answers(agent=an_agent())
+    assert answers.peers == [("b/b-0", "10.0.0.2:1")]
+    found = by_name(kernel.buffers(a_host(tmp_path, tcp_wmem="4096 16384 4194304"), answers.paths))
+    assert "a->b (12 Gbit/s, 60 ms, estimated)" in found["sysctl tcp_wmem"].detail
+    assert "43 streams" in found["sysctl tcp_wmem"].detail
+
+
+def test_at_most_some_peers_are_tried(tmp_path: Path) -> None:
+    names = [coordination_pb2.AgentName(site="b", name=f"b-{number}") for number in range(100)]
+    peers = [admin_pb2.PeerStatus(agent=name, address="10.0.0.2:1") for name in names]
+    tasks = paths_to_peers.tasks(Subject(), Answers(agent=an_agent(peers=peers)))
+    assert len(tasks) == paths_to_peers.MOST_PEERS + 1
+    assert "84 more" in tasks[-1][1]()[0].detail
 
 
 def test_arenas_larger_than_the_host(tmp_path: Path) -> None:
