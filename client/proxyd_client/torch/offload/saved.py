@@ -126,6 +126,14 @@ class Held:
         """The aliases that a graph still has."""
         return [saved for ref in self.aliases if (saved := ref()) is not None]
 
+    def has(self, key: int) -> bool:
+        """The storage at this address is this one. Once it has let its first one go, the address may be another's."""
+        for ref in self.aliases:
+            saved = ref()
+            if saved is not None:
+                return bool(saved.view is None and saved.alias.untyped_storage()._cdata == key)
+        return False
+
     def own(self) -> bool:
         """Nobody but our aliases has the storage: emptying them frees it."""
         live = self.live()

@@ -225,8 +225,7 @@ class ActivationStore:
         with self._changed:
             ref = self._by_key.get(key)
             held = ref() if ref is not None else None
-            # An address is used again once its storage is free; while one is held and on the device, it isn't.
-            if held is None or not held.on_device:
+            if held is None or not held.has(key):
                 held = Held(record, nbytes, self.device, self._ledger)
                 ref = weakref.ref(held)
                 self._by_key[key] = ref
