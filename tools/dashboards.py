@@ -433,6 +433,16 @@ def agents() -> dashboard.Dashboard:
     )
     made = made.with_panel(
         graph(
+            "Drained",
+            "none",
+            "1 while no new transfer begins at a daemon, and what is held meanwhile.",
+            Query("proxyd_draining", "{{instance}} drained"),
+            Query("proxyd_held_transfers", "{{instance}} held"),
+            span=THIRD,
+        )
+    )
+    made = made.with_panel(
+        graph(
             "Lives of coordinators",
             "none",
             "Epochs begun within the last hour: each restart and each take-over is one.",
