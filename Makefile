@@ -72,8 +72,9 @@ monitoring: $(TEST_STAMP) ## Alerts, their tests, scrape configuration and dashb
 	@tools/prepare.sh monitoring
 	$(BIN)/python tools/monitoring.py
 
-dashboards: $(TEST_STAMP) ## Regenerate deploy/grafana/dashboards from tools/dashboards.py
+dashboards: $(TEST_STAMP) ## Regenerate deploy/grafana/dashboards, and the alerts for Kubernetes
 	$(BIN)/python tools/dashboards.py
+	$(BIN)/python tools/monitoring.py --write
 
 format: $(TEST_STAMP) ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -1,18 +1,33 @@
-"""Check what operators get for Prometheus and Grafana: configuration, rules, what raises them, dashboards in step.
+"""Check what operators get for Prometheus and Grafana: configuration, rules, what raises them, what is made from them.
 
 Needs promtool, which ``tools/prepare.sh monitoring`` brings (as root on Debian or Ubuntu); a check that can't run
-fails. That every expression finds something in a real scrape is tests/e2e/test_prometheus.py.
+fails. That every expression finds something in a real scrape is tests/e2e/test_prometheus.py. ``--write`` makes
+deploy/kubernetes/alerts.yaml from the rules; the dashboards are made by tools/dashboards.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"
+RULES = PROMETHEUS / "proxyd.rules.yml"
+KUBERNETES = ROOT / "deploy" / "kubernetes" / "alerts.yaml"
+HEAD = """\
+# GENERATED from deploy/prometheus/proxyd.rules.yml by tools/monitoring.py --write. For the Prometheus operator.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: proxyd
+  namespace: proxyd
+  labels: {app.kubernetes.io/name: proxyd}
+spec:
+"""
 
 
 def tool(name: str) -> str:
@@ -26,17 +41,29 @@ def tool(name: str) -> str:
     return found
 
 
+def for_kubernetes() -> str:
+    """The rules as the operator takes them."""
+    text = RULES.read_text()
+    return HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
+
+
 def main() -> int:
-    rules = PROMETHEUS / "proxyd.rules.yml"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="make the Kubernetes manifest, and check nothing")
+    if parser.parse_args().write:
+        KUBERNETES.write_text(for_kubernetes())
+        return 0
     commands = [
         [tool("promtool"), "check", "config", str(PROMETHEUS / "prometheus.yml")],
         # Its rules are where they are in the container.
         [tool("promtool"), "check", "config", "--syntax-only", str(ROOT / "deploy" / "compose" / "prometheus.yml")],
-        [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(rules)],
+        [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES)],
         [tool("promtool"), "test", "rules", str(PROMETHEUS / "proxyd.rules.test.yml")],
         [sys.executable, str(ROOT / "tools" / "dashboards.py"), "--check"],
     ]
-    failed = 0
+    failed = int(KUBERNETES.read_text() != for_kubernetes())
+    if failed:
+        print(f"FAILED {KUBERNETES.relative_to(ROOT)} is out of step: run `make dashboards`", file=sys.stderr)
     for command in commands:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
         words = " ".join([Path(command[0]).name, *command[1:]]).replace(f"{ROOT}/", "")

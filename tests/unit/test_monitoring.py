@@ -66,6 +66,11 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
 
 
+def test_kubernetes_gets_the_same_rules() -> None:
+    manifest = yaml.safe_load((DEPLOY / "kubernetes" / "alerts.yaml").read_text())
+    assert manifest["spec"] == yaml.safe_load(RULES.read_text())
+
+
 def test_every_section_says_what_it_means_what_it_costs_and_what_to_do() -> None:
     for section in (ROOT / "docs" / "runbook.md").read_text().split("\n## ")[1:]:
         said = re.findall(r"^\*\*(\w+)\*\*: ", section, re.MULTILINE)

@@ -19,7 +19,7 @@ from proxyd.runtime.environment import check_environment
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
-CUSTOM = {"ServiceMonitor"}
+CUSTOM = {"PrometheusRule", "ServiceMonitor"}
 """Kinds that a cluster has only with an operator: no public schema set knows them."""
 MAX_EXPOSURE = 2.0
 
