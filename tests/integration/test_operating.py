@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -92,6 +93,26 @@ def test_a_trainer_hears_why_its_message_waits(cluster: Cluster) -> None:
         handle = one.isend(content(MIB, 1), dst=1, tag=1)
         with pytest.raises(TransferTimeout, match="agent drains"):
             handle.wait(timeout_s=0.3)
+
+
+def test_an_agent_may_be_stopped_while_it_drains(cluster: Cluster, ask: Any) -> None:
+    """What it held is posted again to its next life, once."""
+    agent = a(cluster)
+    with endpoints((agent, 0), (cluster.agent("b"), 1)) as (one, two):
+        exchange(one, two, content(MIB, 1), src=0, dst=1, tag=1)
+        assert ask("drain", "--agent", agent.socket, "--wait", "10s")[0] == 0
+        data = [content(MIB, 2), content(1000, 3)]
+        handles = [one.isend(some, dst=1, tag=2) for some in data]
+        until(lambda: gauge(agent.metrics, "proxyd_held_transfers") == 2)
+        assert cluster.kill(agent, signal.SIGTERM) == 0
+        cluster.restart_agent("a")
+        for some in data:
+            message = two.recv(src=0, tag=2, timeout_s=30)
+            assert bytes(message.array) == bytes(some)
+            del message
+        for handle in handles:
+            handle.wait(timeout_s=30)
+        assert gauge(a(cluster).metrics, "proxyd_draining") == 0, "it is kept nowhere"
 
 
 def test_a_coordinator_that_drains_grants_nothing_new(cluster: Cluster, ask: Any) -> None:
