@@ -7,13 +7,14 @@ socket that trainers connect to and is open to the agent's user and root alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from proxyd.core.errors import OperatorError, RemoteError
+from proxyd.core.errors import ConfigError, OperatorError, RemoteError
 
 if TYPE_CHECKING:
     import grpc
@@ -43,14 +44,30 @@ def add_agent(parser: argparse.ArgumentParser | argparse._ActionsContainer) -> N
         nargs="?",
         const="",
         default=None,
-        help=f"ask this host's agent; SOCKET: its socket (default $PROXYD_SOCKET, else {DEFAULT_SOCKET})",
+        help="ask this host's agent; SOCKET: its socket (default: of $PROXYD_SOCKET, of $PROXYD_CONFIG, else "
+        f"{DEFAULT_SOCKET})",
     )
 
 
 def agent_socket(given: str | None) -> str:
-    """The agent's admin socket, from what was given: the trainers' socket or the admin socket itself."""
-    path = (given or os.environ.get("PROXYD_SOCKET") or DEFAULT_SOCKET).removeprefix("unix:")
+    """The agent's admin socket, from what was given: the trainers' socket or the admin socket itself. Without either,
+    as the environment says, where a daemon's has its configuration too."""
+    path = given or os.environ.get("PROXYD_SOCKET") or _configured_socket() or DEFAULT_SOCKET
+    path = path.removeprefix("unix:")
     return path if path.endswith(ADMIN_SUFFIX) else path + ADMIN_SUFFIX
+
+
+def _configured_socket() -> str | None:
+    """The admin socket of $PROXYD_CONFIG; None without that, or where it can't be read."""
+    config = os.environ.get("PROXYD_CONFIG")
+    if not config:
+        return None
+    from proxyd.runtime.config import load_config
+
+    with contextlib.suppress(ConfigError):
+        agent = load_config(config).agent
+        return None if agent is None else agent.admin_path
+    return None
 
 
 def ask_agent(given: str | None, question: Callable[[Any], T]) -> T:

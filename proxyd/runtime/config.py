@@ -25,6 +25,7 @@ from proxyd.core.policy import Policy
 from proxyd.core.units import parse_duration, parse_size
 from proxyd.runtime.addresses import Address, parse_address
 from proxyd.runtime.config_fields import (
+    ADMIN_SUFFIX,
     AdminText,
     AdvertisedText,
     ArenaText,
@@ -141,7 +142,7 @@ class AgentConfig(Section):
     def admin_path(self) -> str | None:
         """None: there is none."""
         if self.admin is None:
-            return f"{self.socket}.admin"
+            return self.socket + ADMIN_SUFFIX
         return None if self.admin in ("", "off") else self.admin
 
     @property

@@ -19,6 +19,7 @@ MIN_ARENA_BYTES = 1 << 20
 MIN_CHUNK_BYTES = 16 << 10
 MAX_CHUNK_BYTES = 16 << 20
 MAX_STREAMS = 256
+ADMIN_SUFFIX = ".admin"
 MAX_PLACES = 1_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
@@ -163,7 +164,13 @@ def _metrics(value: str) -> str:
 
 
 def _admin(value: str) -> str:
-    return value if value in ("", "off") else _socket(value)
+    if value in ("", "off"):
+        return value
+    if not value.endswith(ADMIN_SUFFIX):
+        raise ValueError(
+            f"{value!r} must end in {ADMIN_SUFFIX!r}: by that commands tell it from the socket of trainers"
+        )
+    return _socket(value)
 
 
 def _advertised(value: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.cli.asking import agent_socket
 from proxyd.cli.main import main
 
 ASK_COORDINATOR = (
@@ -102,6 +103,19 @@ def test_a_wrong_configuration_has_its_line_and_the_right_key(
     assert main([*command, *where]) == 2
     text = said(capsys)
     assert f"{file}:3: unknown key 'data_lisen' in [agent]; did you mean 'data_listen'?" in text
+
+
+def test_the_admin_socket_of_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "f.toml"
+    file.write_text("[agent]\nsite = 'a'\nadmin = '/elsewhere/agent.admin'\n")
+    monkeypatch.delenv("PROXYD_SOCKET", raising=False)
+    monkeypatch.setenv("PROXYD_CONFIG", str(file))
+    assert agent_socket("") == "/elsewhere/agent.admin"
+    assert agent_socket("/given/a.sock") == "/given/a.sock.admin"
+    monkeypatch.setenv("PROXYD_CONFIG", str(tmp_path / "none.toml"))
+    assert agent_socket("") == "/run/proxyd/agent.sock.admin"
+    monkeypatch.setenv("PROXYD_SOCKET", "/set/b.sock")
+    assert agent_socket("") == "/set/b.sock.admin"
 
 
 def test_which_daemon(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ def test_models_are_frozen() -> None:
         ('[agent]\nsite = "a"\ncapacity = "1Gbit"\n', "unknown key 'capacity' in [agent]; it belongs to [[link]]"),
         ("# hello\n\n[agent]\n", "f.toml:3: [agent] lacks the key 'site'"),
         ("[agent]\nsite = 5\n", "f.toml:2: [agent] site: must be a text in quotes, not 5"),
+        ('[agent]\nsite = "a"\nadmin = "/run/x.sock"\n', "f.toml:3: [agent] admin: '/run/x.sock' must end in '.admin'"),
         ('[agent]\nsite = "a b"\n', "f.toml:2: [agent] site: 'a b' is not a name"),
         ('agent.site = "a"\nagent.memory = "lots"\n', "f.toml:2: [agent] memory: 'lots' is not a size"),
         ('[agent]\nsite = "a"\npeer_timeout = 30\n', "f.toml:3: [agent] peer_timeout: 30 is not a duration"),
