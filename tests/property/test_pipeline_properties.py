@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from proxyd.core.traces import RateTrace, constant
 from proxyd.sim.pipeline.bounds import bounds
-from proxyd.sim.pipeline.engine import Engine, Plant
+from proxyd.sim.pipeline.engine import Engine, PipelineStalledError, Plant, _Runner
 from proxyd.sim.pipeline.model import PipelineModel, Wire
 from proxyd.sim.pipeline.systems import run_system
-from proxyd.sim.pipeline.wan import Direction, FairWan, Prediction, SerialWan
-from proxyd_client.schedule import Online, Stage
+from proxyd.sim.pipeline.wan import FairWan, SerialWan
+from proxyd_client.schedule import Kind, Online, Stage, Task
 
 MS = 1_000_000
 SYSTEMS = ("1f1b", "zb_h1", "zb_h2", "crosspipe", "pipemorph", "online_fair", "online", "offload_fair", "proxyd")
@@ -75,33 +75,72 @@ def test_every_step_ends_within_its_memory_and_not_before_its_bound(model: Pipel
     assert again.spans == one.result.spans
 
 
-class _Liar(SerialWan):
-    """Predictions that are anything but true."""
+class _Liars(Engine):
+    """Every stage says of every task, to its neighbour and across the WAN, something that is not so, or nothing."""
 
-    lies: list[tuple[int, int]]
+    lies: list[tuple[int, int] | None]
 
-    def predict(self, pipeline: int, direction: Direction, ready_ns: int) -> Prediction | None:
-        eta_ns, uncertainty_ns = self.lies[(ready_ns // MS + pipeline) % len(self.lies)]
-        return Prediction(self.clock.now_ns + eta_ns, uncertainty_ns) if eta_ns else None
+    def announce(self, runner: _Runner, task: Task, ready_ns: int) -> None:
+        to = self._target(task)
+        lie = self.lies[(task.micro_batch + 3 * task.stage + runner.pipeline) % len(self.lies)]
+        if to is not None and lie is not None:
+            target = self.runners[runner.pipeline][self._host[to]]
+            kind = Kind.F if task.kind == Kind.F else Kind.B
+            target.foretold(kind, to, task.micro_batch, self.clock.now_ns + lie[0], lie[1])
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    models(),
-    st.lists(st.tuples(st.integers(-1000 * MS, 10_000 * MS), st.integers(-10, 1000 * MS)), min_size=1, max_size=8),
-    st.dictionaries(st.integers(0, 4), st.integers(1, 4)),
-)
+def lies() -> st.SearchStrategy[list[tuple[int, int] | None]]:
+    """Predictions: long past, at this very instant, a moment too early, far away, absurd, unsure or sure, none."""
+    eta_ns = st.one_of(st.sampled_from([0, 1, MS, -(1 << 62), 1 << 62]), st.integers(-1000 * MS, 10_000 * MS))
+    uncertainty_ns = st.one_of(st.sampled_from([0, 1 << 62]), st.integers(-10, 1000 * MS))
+    return st.lists(st.one_of(st.none(), st.tuples(eta_ns, uncertainty_ns)), min_size=1, max_size=8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(), lies(), st.dictionaries(st.integers(0, 4), st.integers(1, 4)), st.integers(0, 3), st.integers(1, 2))
 def test_wrong_predictions_and_quotas_cost_time_but_never_the_step(
-    model: PipelineModel, lies: list[tuple[int, int]], quotas: dict[int, int]
+    model: PipelineModel, told: list[tuple[int, int] | None], quotas: dict[int, int], outside: int, each: int
 ) -> None:
-    wan = _Liar(model)
-    wan.lies = lies
+    """With no place outside, or with one, two or three; with one stage on a worker, or with several."""
+    count = len(model.stages)
+    places = count if each == 1 else 2
+    row = tuple(tuple(range(place, count, places)) for place in range(places))
+    memory = tuple(100 * max(model.activations, len(stages)) for stages in row)
+    host_bytes = 100 * outside if each == 1 else 0
+    plant = Plant(row, lambda place, worker: Online(quotas if each == 1 else None), memory, host_bytes=host_bytes)
+    engine = _Liars(model, plant, SerialWan(model))
+    engine.lies = told
+    result = engine.run()
+    ran = [(span.pipeline, span.task) for span in result.spans]
+    tasks = sum(2 + stage.weight_parts for stage in model.stages) * model.micro_batches * model.pipelines
+    assert len(ran) == len(set(ran)) == tasks, "every task, and none of them twice"
+    assert all(peak <= limit for peak, limit in zip(result.peak_bytes, memory, strict=True))
+    assert max(result.host_peak_bytes) <= host_bytes
+    assert all(not (r.worker.held_bytes or r.worker.out_bytes) for each in engine.runners for r in each)
+    if each == 1:
+        assert result.iteration_ns >= bounds(model, model.activations + outside).bound_ns
+
+
+@settings(max_examples=15, deadline=None)
+@given(models(), lies(), st.data())
+def test_a_worker_that_dies_ends_the_step_with_an_error_that_names_it(
+    model: PipelineModel, told: list[tuple[int, int] | None], data: st.DataObject
+) -> None:
+    """At any time, whatever is predicted."""
     memory = tuple(100 * model.activations for _ in model.stages)
     row = tuple((stage.index,) for stage in model.stages)
-    plant = Plant(row, lambda place, worker: Online(quotas), memory, host_bytes=100 * model.offload)
-    result = Engine(model, plant, wan).run()
-    assert max(result.peak_bytes) <= 100 * model.activations
-    assert result.iteration_ns >= bounds(model, model.activations + model.offload).bound_ns
+    plant = Plant(row, lambda place, worker: Online(), memory, host_bytes=100 * model.offload)
+    pipeline = data.draw(st.integers(0, model.pipelines - 1))
+    place = data.draw(st.integers(0, len(model.stages) - 1))
+    engine = _Liars(model, plant, SerialWan(model))
+    engine.lies = told
+    engine.clock.at(data.draw(st.integers(0, 300)) * MS, engine.kill, pipeline, place)
+    try:
+        engine.run()
+    except PipelineStalledError as error:
+        assert f"worker {place} of pipeline {pipeline} is dead" in str(error)
+    else:
+        assert engine.runners[pipeline][place].worker.done, "it had died after its last task"
 
 
 @settings(max_examples=20, deadline=None)

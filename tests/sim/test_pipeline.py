@@ -70,6 +70,24 @@ def test_with_memory_the_choice_at_run_time_pays_for_it_once() -> None:
     assert run_system("online", model).result.iteration_ns == bounds(model).bound_ns == (10 + 55 + 40 * 30) * MS
 
 
+@pytest.mark.parametrize("name", ["L1", "L2"])
+def test_with_memory_for_8_and_no_offload_a_step_is_near_its_own_bound(name: str) -> None:
+    """Moderate trace, within 1.06; for what W in one piece and a stage blind to its neighbours cost, 1.13 on L1."""
+    one = run_system("online", preset_model(name, seed=101))
+    assert one.result.iteration_ns <= 1.06 * one.bound_ns
+
+
+@pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.96), (0.1, 1.0)])
+def test_a_stage_hears_from_its_neighbours_and_so_begins_no_w_just_before_an_f(jitter: float, share: float) -> None:
+    """Where nobody knows how long a task takes, it brings little, and no harm."""
+    model = dataclasses.replace(preset_model("L1", trace="constant", weight_parts=1, micro_batches=64), jitter=jitter)
+    seeing = run_system("online", model).result.iteration_ns
+    memory = tuple(model.activations * stage.activation_bytes for stage in model.stages)
+    row = tuple((stage.index,) for stage in model.stages)
+    plant = Plant(row, lambda place, worker: Online(holds_back=False), memory)
+    assert seeing < share * Engine(model, plant, SerialWan(model)).run().iteration_ns
+
+
 def ends_ns(maker: type[FairWan] | type[SerialWan], model: PipelineModel) -> list[int]:
     """When one message of each pipeline arrives, all sent at once."""
     seen: list[int] = []
@@ -131,9 +149,10 @@ def test_unknown_words_are_refused(options: dict[str, object]) -> None:
 
 
 def test_the_published_setting_comes_out_as_in_the_first_study() -> None:
-    """L1, moderate: FACTS has 24.5, 46.6, 41.9, 28.9, 29.9, 25.1. One seed, so 6 % leave room for the trace."""
+    """L1, moderate: the study has 24.5, 46.6, 41.9, 28.9, 25.1. One seed, so 6 % leave room for the trace. Its plans
+    took 29.9; they did not look ahead to what a neighbour is about to send."""
     result = experiment(preset_model("L1", seed=2), ("1f1b", "zb_h1", "zb_h2", "offline", "proxyd"))
-    expected = {"1f1b": 46.6, "zb_h1": 41.9, "zb_h2": 28.9, "offline": 29.9, "proxyd": 25.1}
+    expected = {"1f1b": 46.6, "zb_h1": 41.9, "zb_h2": 28.9, "offline": 28.2, "proxyd": 25.1}
     for name, seconds in expected.items():
         assert result.of(name).result.iteration_ns / 1e9 == pytest.approx(seconds, rel=0.06), name
     assert result.bounds.bound_ns / 1e9 == pytest.approx(24.5, rel=0.01)

@@ -92,7 +92,7 @@ class Offload:
             if wait_ns > 2 * self.transfer_ns + progress.period_ns:
                 said = f"needed in {wait_ns / 1e6:.0f} ms" if wait_ns < NOT_BEFORE_NS // 2 else "nothing says when"
                 return Move(True, progress.stage.index, newest, f"memory is short, and it is needed last: {said}")
-        waiting = self._last_here(progress, progress.next[2] + 1, progress.next[1], busy)
+        waiting = self._last_here(progress, progress.next_whole_weight + 1, progress.next[1], busy)
         if waiting is not None:
             return Move(True, progress.stage.index, waiting, "memory is short, and only its W is left to do")
         if stuck and newest is not None:
@@ -110,8 +110,9 @@ class Offload:
         places, first, weight = progress.places, progress.next[1], progress.next[2]
         if places.get(first) == Place.OUT:
             return Move(False, index, first, "its B is the next one")
-        if weight < first and places.get(weight) == Place.OUT:
-            return Move(False, index, weight, "its W is the next one")
+        for waiting in range(weight, min(progress.next_whole_weight + 1, first)):
+            if places.get(waiting) == Place.OUT:
+                return Move(False, index, waiting, "its W is the next one")
         number = self._first_out(progress, first + 1, progress.next[0])
         if number is not None and self.needed_ns(progress, number, now_ns) - now_ns <= self.lead_ns(progress):
             return Move(False, index, number, "its B is near")
@@ -132,8 +133,12 @@ class Offload:
         number = self._first_out(progress, progress.next[1], progress.next[0])
         if number is None:
             return 0
-        due_ns = self.needed_ns(progress, number, now_ns) - self.lead_ns(progress)
-        return due_ns if now_ns < due_ns < NOT_BEFORE_NS // 2 else 0
+        lead_ns = self.lead_ns(progress)
+        due_ns = self.needed_ns(progress, number, now_ns) - lead_ns
+        # Of a gradient that is overdue nothing is known, then as now: its arrival will say. Asking before were polling.
+        if not now_ns < due_ns < NOT_BEFORE_NS // 2 or self.needed_ns(progress, number, due_ns) - due_ns > lead_ns:
+            return 0
+        return due_ns
 
     @staticmethod
     def _last_here(progress: StageProgress, begin: int, end: int, busy: int) -> int | None:

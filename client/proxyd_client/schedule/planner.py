@@ -1,9 +1,9 @@
 """Plans made before the step, from constant delays: list scheduling of the whole pipeline. Pure.
 
 After the idea of CrossPipe (ATC '25): model the pipeline with its delays, bandwidths and memory limits, and build each
-stage's order greedily. Here the model is run with the run-time policy on constant figures, and what it did is written
-down as the order. So plan and run-time choice differ in one thing only: whether the order was fixed beforehand. That
-makes their difference the worth of choosing at run time.
+stage's order greedily. Here the model is run with the run-time policy on constant figures, which every stage is told as
+they are, and what it did is written down as the order. So plan and run-time choice differ in one thing only: whether
+the order was fixed beforehand. That makes their difference the worth of choosing at run time.
 """
 
 from __future__ import annotations
@@ -72,6 +72,19 @@ class _Model:
                 worker.arrived(*arrived, self.now_ns)
             self._next(place)
 
+    def _foretell(self, place: int, task: Task, end_ns: int) -> None:
+        """Whoever gets a task's result is told when it will be there, as the task begins."""
+        kind, hop, way = self._way(task)
+        if hop is None:
+            return
+        to = hop + 1 - way
+        self.workers[self.host[to]].foretell(kind, to, task.micro_batch, self._there_ns(hop, way, end_ns), 0)
+        if self.host[to] != place:
+            self._push(self.now_ns, self.host[to], None, None)
+
+    def _there_ns(self, hop: int, way: int, ready_ns: int) -> int:
+        return max(ready_ns, self._wire_free_ns[way][hop]) + self._hops[hop].busy_ns + self._hops[hop].delay_ns
+
     def _push(self, time_ns: int, place: int, ended: Task | None, arrived: tuple[Kind, int, int] | None) -> None:
         self._order += 1
         heappush(self._heap, (time_ns, self._order, place, ended, arrived))
@@ -82,23 +95,31 @@ class _Model:
             return
         decision = self._policies[place].decide(worker, self.now_ns)
         if decision.task is None:
+            if decision.until_ns > self.now_ns:
+                self._push(decision.until_ns, place, None, None)
             return
         task = decision.task
         self.tasks[place].append(task)
         worker.start(task, self.now_ns)
         stage = worker.stages[task.stage].stage
-        self._push(self.now_ns + stage.nominal_ns(task.kind, task.part), place, task, None)
+        end_ns = self.now_ns + stage.nominal_ns(task.kind, task.part)
+        self._push(end_ns, place, task, None)
+        self._foretell(place, task, end_ns)
+
+    def _way(self, task: Task) -> tuple[Kind, int | None, int]:
+        """Of a task's result: what it is for, over which hop it goes (None: over none), and up (0) or down (1)."""
+        way = 0 if task.kind == Kind.F else 1
+        hop = task.stage - way
+        return task.kind, hop if task.kind != Kind.W and 0 <= hop < len(self._hops) else None, way
 
     def _pass_on(self, task: Task) -> None:
-        if task.kind == Kind.W:
+        kind, hop, way = self._way(task)
+        if hop is None:
             return
-        way = 0 if task.kind == Kind.F else 1
-        to = task.stage + 1 - 2 * way
-        if to not in self.host:
-            return
-        hop, wire = min(task.stage, to), self._wire_free_ns[way]
-        wire[hop] = max(self.now_ns, wire[hop]) + self._hops[hop].busy_ns
-        self._push(wire[hop] + self._hops[hop].delay_ns, self.host[to], None, (task.kind, to, task.micro_batch))
+        there_ns = self._there_ns(hop, way, self.now_ns)
+        self._wire_free_ns[way][hop] = there_ns - self._hops[hop].delay_ns
+        to = hop + 1 - way
+        self._push(there_ns, self.host[to], None, (kind, to, task.micro_batch))
 
 
 def plan(
@@ -122,7 +143,7 @@ def plan(
         )
     if any(stage.nominal_ns(kind) <= 0 for each in workers for stage in each for kind in Kind):
         raise ArgumentError("a plan needs the duration of F, B and W of every stage; one is not above zero")
-    model = _Model(workers, micro_batches, memory_bytes, hops, [Online(quotas, holds_back=False) for _ in workers])
+    model = _Model(workers, micro_batches, memory_bytes, hops, [Online(quotas) for _ in workers])
     model.run()
     if not all(worker.done for worker in model.workers):
         raise ArgumentError(

@@ -14,9 +14,15 @@ of the same micro-batch will come here, and if it couldn't run, neither could it
 out in host memory, for one that comes back. With these two no order of arrivals can end in a deadlock.
 
 *Holding back*: before a task that nobody waits for (W, and F while enough micro-batches are ahead), look whether the
-input of a B is predicted to arrive soon. If the wait is shorter than the share :data:`HOLD_SHARE` of the time by which
-the task would delay that B, waiting wins. A prediction that isn't sure enough is no reason to wait, nor is one that is
-overdue: without predictions the policy never idles by choice.
+input of a B is predicted to arrive soon; before a W, that of an F too, if memory allows that F. If the wait is shorter
+than the share :data:`HOLD_SHARE` of the time by which the task would delay the other, waiting wins. A prediction that
+isn't sure enough is no reason to wait, nor is one that is overdue: without predictions the policy never idles by
+choice.
+
+The predictions that matter most are those from next door: a neighbour at the same site has begun a task and knows how
+long it takes. Tasks are about as long as each other, so results arrive just when a stage has become idle, or a moment
+later; a W begun in that moment delays the row by a whole task, and with little memory each such delay is one of the
+first stage too, for its next F waits for the end of the oldest micro-batch.
 """
 
 from __future__ import annotations
@@ -26,11 +32,14 @@ from typing import Protocol
 
 from proxyd_client.errors import ArgumentError
 from proxyd_client.schedule.tasks import Decision, Kind, Order, Task
-from proxyd_client.schedule.worker import StageProgress, Worker
+from proxyd_client.schedule.worker import Place, StageProgress, Worker
 
 HOLD_SHARE = 0.25
-"""An idle stage costs for sure, a late B only where the stage before has nothing else to do; so a wait must be much
-shorter than what it saves. From the simulator: shares from 0.1 to 0.4 differ by less than the noise between traces."""
+"""An idle stage costs for sure, a late task only where others have nothing else to do; so a wait must be much shorter
+than what it saves."""
+
+UNTOLD = (-1, 0)
+"""In place of a prediction: long overdue, so it counts for nothing."""
 
 NOTHING_READY = "nothing is ready: no input has arrived that isn't used"
 ALL_DONE = "everything has run"
@@ -107,7 +116,7 @@ class Online:
             )
         for index, progress in reversed(worker.stages.items()):
             if worker.ready(Kind.W, index):
-                held = self._held_back(worker, progress.durations_ns[2], now_ns)
+                held = self._held_back(worker, progress.durations_ns[2], now_ns, forward_too=True)
                 if held is not None:
                     return held
                 why = f"W: no B is ready, and {refused}" if refused else "W: nothing else is ready"
@@ -118,36 +127,48 @@ class Online:
 
     def _forward(self, worker: Worker) -> tuple[StageProgress | None, str]:
         """A stage whose F may run (the latest one), else why one that is ready may not."""
-        later_bytes = 0
         refused = ""
-        back_bytes = max(p.stage.activation_bytes for p in worker.stages.values()) if worker.out_bytes else 0
         for index, progress in reversed(worker.stages.items()):
-            stage = progress.stage
             if worker.ready(Kind.F, index):
-                quota = self.quotas.get(index)
-                if quota is not None and progress.in_flight >= quota:
-                    refused = f"stage {index} has its quota of {quota} in flight"
-                elif worker.free_bytes < stage.activation_bytes + later_bytes + back_bytes:
-                    refused = f"memory is full ({worker.held_bytes} of {worker.memory_bytes} bytes)"
-                else:
+                refused = self._refused(worker, progress)
+                if not refused:
                     return progress, ""
-            later_bytes += stage.activation_bytes
         return None, refused
 
-    def _held_back(self, worker: Worker, task_ns: int, now_ns: int) -> Decision | None:
+    def _refused(self, worker: Worker, progress: StageProgress) -> str:
+        """Why the next F of a stage may not run, its input aside; empty: it may."""
+        stage = progress.stage
+        quota = self.quotas.get(stage.index)
+        if quota is not None and progress.in_flight >= quota:
+            return f"stage {stage.index} has its quota of {quota} in flight"
+        needed_bytes = stage.activation_bytes
+        if len(worker.stages) > 1:
+            needed_bytes += sum(p.stage.activation_bytes for i, p in worker.stages.items() if i > stage.index)
+        if worker.out_bytes:
+            needed_bytes += max(p.stage.activation_bytes for p in worker.stages.values())
+        if worker.free_bytes < needed_bytes:
+            return f"memory is full ({worker.held_bytes} of {worker.memory_bytes} bytes)"
+        return ""
+
+    def _held_back(self, worker: Worker, task_ns: int, now_ns: int, *, forward_too: bool = False) -> Decision | None:
         if not self.holds_back:
             return None
         for index, progress in worker.stages.items():
-            number = progress.next[1]
-            said = progress.foretold[1].get(number)
-            if said is None or not progress.places.get(number, 2) <= 1:
-                continue
-            eta_ns, uncertainty_ns = said
-            wait_ns = eta_ns - now_ns
-            delay_ns = task_ns - wait_ns
-            if wait_ns > 0 and wait_ns + uncertainty_ns < HOLD_SHARE * delay_ns:
-                why = f"B{number}@{index} is predicted in {wait_ns / 1e6:.1f} ms: a task now would delay it"
-                return Decision(None, why, eta_ns + uncertainty_ns)
+            for kind in (Kind.B, Kind.F)[: 1 + forward_too]:
+                number = progress.next[kind]
+                eta_ns, uncertainty_ns = progress.foretold[kind].get(number, UNTOLD)
+                wait_ns = eta_ns - now_ns
+                if wait_ns < 0 or wait_ns + uncertainty_ns >= HOLD_SHARE * (task_ns - wait_ns):
+                    continue
+                if kind == Kind.B:
+                    possible = progress.places.get(number, Place.OUT) <= Place.LEAVING
+                else:
+                    possible = not self._refused(worker, progress)
+                if possible:
+                    said = f"{kind.name}{number}@{index} is predicted in {wait_ns / 1e6:.1f} ms"
+                    # Of two events at the same instant either may be seen first: so a moment later, at the earliest.
+                    until_ns = max(now_ns + 1, eta_ns + uncertainty_ns)
+                    return Decision(None, f"{said}: a task now would delay it", until_ns)
         return None
 
 

@@ -78,6 +78,12 @@ class StageProgress:
         """Micro-batches whose F has started here and whose B has not."""
         return self.next[Kind.F] - self.next[Kind.B]
 
+    @property
+    def next_whole_weight(self) -> int:
+        """The micro-batch whose W is the next to start with its first part. A W that has begun is as good as run: what
+        comes behind it is what must be on the device in time."""
+        return self.next[Kind.W] + (self.weight_part > 0)
+
 
 class Worker:
     """One worker's view. Raises ArgumentError for events that can't be: they would mean a wrong gradient."""

@@ -1,6 +1,8 @@
 """What no schedule can beat, from the same model that is run: compute, WAN, and queues in a row.
 
-*Compute*: a worker can't begin before the first input can be there, and then has so much work.
+*Compute*: a worker can't begin before the first input can be there, and then has so much work. Until its first gradient
+can be there, it can run nothing but F, and no more of them than it has room for: what is left of that time is lost. So
+it is as if it had *begun* its work at ``max(first F, first B - A * F)``, with room for A micro-batches.
 
 *WAN*: all messages of a direction have to cross it, the first can't be there earlier than its micro-batch, and after
 the last one some work is left that needs it.
@@ -14,11 +16,15 @@ completion can't come before
 * (a wire) the (k-1)-th, and the bytes at the rate that the trace then has. No way of sharing the wire brings more
   messages over by any instant than one after the other;
 * (a stage) the time in which D workers can have done all that is done by then: k F, k B, and as many W as memory
-  forces: with room for A micro-batches, at least ``k - D * A`` activations have been released when k have been taken;
+  forces: with room for A micro-batches, at least ``k - D * A`` activations have been released when k have been taken.
+  From the first of these on it counts from when they have begun, as above;
 * (memory) the k-th F of a stage starts after its ``(k - D * A)``-th W has ended.
 
-Each rule is monotone in what it is fed, so putting lower bounds in gives lower bounds: an induction over k. The bound
-doesn't know that a worker does one thing at a time, but for the sum of its work: so it is not always reachable.
+Each rule is monotone in what it is fed, so putting lower bounds in gives lower bounds: an induction over k. The last F
+must still go up the row and down again, while its stage has no more to do than what memory holds: so the end of a step
+counts too. The bound doesn't know that a worker does one thing at a time, but for the sum of its work: where F and B
+meet in a stage one of them waits, and this is not in it. So it is not always reachable; tests/property holds it against
+all schedules there are of small steps.
 
 Rates are the trace's true ones, jitter of compute times counts with its best case.
 """
@@ -87,7 +93,12 @@ class _Row:
     def bounds(self) -> Bounds:
         """All three."""
         forward_ns, backward_ns = self._earliest()
-        return Bounds(self._compute(forward_ns), self._wan(forward_ns, backward_ns), self._queues(forward_ns))
+        room = self.room // self.model.pipelines
+        begun_ns = [
+            max(first_ns, back_ns - min(room, self.model.micro_batches) * stage.forward_ns)
+            for first_ns, back_ns, stage in zip(forward_ns, backward_ns, self.stages, strict=True)
+        ]
+        return Bounds(self._compute(begun_ns), self._wan(forward_ns, backward_ns), self._queues(forward_ns, begun_ns))
 
     def _earliest(self) -> tuple[list[int], list[int]]:
         """When each stage can start its first F and its first B."""
@@ -106,11 +117,9 @@ class _Row:
             at_ns += self.stages[index].backward_ns
         return forward, backward
 
-    def _compute(self, forward_ns: list[int]) -> int:
+    def _compute(self, begun_ns: list[int]) -> int:
         batches = self.model.micro_batches
-        return max(
-            begin_ns + batches * stage.period_ns for begin_ns, stage in zip(forward_ns, self.stages, strict=True)
-        )
+        return max(begin_ns + batches * stage.period_ns for begin_ns, stage in zip(begun_ns, self.stages, strict=True))
 
     def _wan(self, forward_ns: list[int], backward_ns: list[int]) -> int:
         most_ns = 0
@@ -142,7 +151,7 @@ class _Row:
             end_ns = max(end_ns, at_ns + self.stages[place].weight_ns)
         return end_ns
 
-    def _queues(self, forward_ns: list[int]) -> int:
+    def _queues(self, forward_ns: list[int], begun_ns: list[int]) -> int:
         model, total, room, many = self.model, self.total, self.room, self.model.pipelines
         count = len(self.stages)
         never = [0] * total
@@ -163,7 +172,8 @@ class _Row:
                     at_ns = max(at_ns, forward[index][k - many])
                 at_ns += stage.forward_ns
                 work_ns = (k + 1) * stage.forward_ns + done * (stage.backward_ns + stage.weight_ns)
-                at_ns = max(at_ns, forward_ns[index] + work_ns // many)
+                # Before anything has been released, only F may have run, and these from the beginning.
+                at_ns = max(at_ns, (begun_ns if done else forward_ns)[index] + work_ns // many)
                 forward[index][k] = at_ns
                 wire = up[index]
                 if wire is not None:
@@ -183,11 +193,11 @@ class _Row:
                     at_ns = max(at_ns, backward[index][k - many])
                 at_ns += stage.backward_ns
                 work_ns = (k + 1) * (stage.forward_ns + stage.backward_ns) + done * stage.weight_ns
-                at_ns = max(at_ns, forward_ns[index] + work_ns // many)
+                at_ns = max(at_ns, begun_ns[index] + work_ns // many)
                 backward[index][k] = at_ns
                 ended_ns = at_ns
                 if k >= many:
                     ended_ns = max(ended_ns, weight[index][k - many])
-                ended_ns = max(ended_ns + stage.weight_ns, forward_ns[index] + (k + 1) * stage.period_ns // many)
+                ended_ns = max(ended_ns + stage.weight_ns, begun_ns[index] + (k + 1) * stage.period_ns // many)
                 weight[index][k] = ended_ns
         return max(each[-1] for each in weight)

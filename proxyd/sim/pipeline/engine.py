@@ -22,6 +22,9 @@ from proxyd_client.schedule.worker import Worker
 LONGEST_NS = 24 * 3600 * NANOS
 """A step that takes longer stands still."""
 
+LOCAL_UNCERTAIN = 0.02
+"""Share of a task's time that a neighbour's word on its end may be off by, beside the jitter of the model."""
+
 
 class PipelineStalledError(ProxydError):
     """The step can't end. The message says who waits for what."""
@@ -155,7 +158,8 @@ class _Runner:
             worker.start(task, now_ns)
             took_ns = engine.took_ns(task)
             engine.clock.after(took_ns, self._finished, now_ns)
-            engine.announce(self, task, now_ns + took_ns)
+            # Said is what the stage has learned: how long this one takes, nobody knows beforehand.
+            engine.announce(self, task, now_ns + worker.stages[task.stage].durations_ns[task.kind])
             if self.offload is not None:
                 self._move(self.offload)
         elif decision.until_ns > now_ns:
@@ -301,9 +305,13 @@ class Engine:
             return
         target = self.runners[runner.pipeline][self._host[to]]
         direction = (self._sites[runner.place], self._sites[target.place])
+        kind = Kind.F if task.kind == Kind.F else Kind.B
         if direction[0] != direction[1]:
-            kind = Kind.F if task.kind == Kind.F else Kind.B
             self._foretell(runner, target, kind, to, task.micro_batch, direction, ready_ns)
+        elif target is not runner:
+            local_ns = self.model.local_ns
+            uncertainty_ns = round((self.model.jitter + LOCAL_UNCERTAIN) * (ready_ns - self.clock.now_ns))
+            self.clock.after(local_ns, target.foretold, kind, to, task.micro_batch, ready_ns + local_ns, uncertainty_ns)
 
     def _foretell(
         self,

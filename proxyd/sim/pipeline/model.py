@@ -122,7 +122,9 @@ MESSAGE_BYTES = 64 << 20
 STAGES = 8
 PIPELINES = 2
 MOST_TASKS = 3_000_000
-"""Of all pipelines in a step; a published one has 6,144."""
+"""Of all pipelines in a step; a published one has 12,288."""
+WEIGHT_PARTS = 4
+"""Of a W, where a schedule is chosen at run time: ten layers in four pieces. Static orders have W in one piece."""
 
 
 def rate_trace(kind: str | RateTrace, mean_bytes_per_s: int, seed: int) -> RateTrace:
@@ -151,7 +153,7 @@ def preset_model(
     pipelines: int = PIPELINES,
     micro_batches: int = MICRO_BATCHES,
     speeds: tuple[float, ...] = (),
-    weight_parts: int = 1,
+    weight_parts: int = WEIGHT_PARTS,
     message_bytes: int = MESSAGE_BYTES,
     period_ns: int = COMPUTE_NS // MICRO_BATCHES,
 ) -> PipelineModel:
@@ -161,6 +163,7 @@ def preset_model(
     :param delay: "one-way" or "rtt": what the preset's delay is taken for; empty: as published (see :class:`Preset`).
     :param speeds: of the sites' GPUs, relative; empty: all alike.
     :param period_ns: compute time of a micro-batch on a stage: F, B and W take a third each.
+    :param weight_parts: so many pieces W has where the next task is chosen at run time.
 
     Raises ConfigError for unknown names and impossible figures.
     """

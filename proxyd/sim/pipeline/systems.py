@@ -21,7 +21,8 @@ proxyd          chosen at run time, with offload                        one at a
 proxyd_core     the same                                                granted        given, and outside
 =============== ======================================================= ============== =====================
 
-A plan knows the mean rate over the whole trace, not its course: that is what a planner can measure beforehand.
+A plan knows the mean rate over the whole trace, not its course: that is what a planner can measure beforehand. What is
+chosen at run time has W in the model's pieces (:data:`proxyd.sim.pipeline.model.WEIGHT_PARTS`), all others in one.
 """
 
 from __future__ import annotations
@@ -136,9 +137,9 @@ def _online_plant(model: PipelineModel, offload: bool, quotas: Mapping[int, int]
     return Plant(_row(model), policy, memory, host_bytes=host)
 
 
-def _crosspipe(model: PipelineModel) -> Plant:
+def _crosspipe(model: PipelineModel, stages: tuple[Stage, ...]) -> Plant:
     made = plan(
-        [[stage] for stage in model.stages],
+        [[stage] for stage in stages],
         model.micro_batches,
         [model.activations * stage.activation_bytes for stage in model.stages],
         hops(model),
@@ -161,7 +162,7 @@ def recipe(name: str, model: PipelineModel, quotas: Mapping[int, int] | None = N
     fair = f"fair sharing, loss penalty {model.loss_penalty:g}"
     serial = "one message at a time"
 
-    # A static order has W in one piece.
+    # A static order has W in one piece: within it nothing is decided that a shorter piece would help.
     whole = tuple(dataclasses.replace(stage, weight_parts=1) for stage in model.stages)
 
     def row(each: Callable[[int, int, int], Order], *, fused: bool = False) -> Plant:
@@ -193,9 +194,13 @@ def recipe(name: str, model: PipelineModel, quotas: Mapping[int, int] | None = N
             plant = _fixed_plant(model, lambda place: orders.zb_v(count, place, batches), stages=cut, row=shape)
             return Recipe(plant, FairWan, cut, f"{fair}; crosses the WAN twice each way", 2 * count, True)
         case "crosspipe":
-            return Recipe(_crosspipe(model), FairWan, (), f"{fair}; planned for the mean rate", model.activations)
+            return Recipe(
+                _crosspipe(model, whole), FairWan, whole, f"{fair}; planned for the mean rate", model.activations
+            )
         case "crosspipe_paced":
-            return Recipe(_crosspipe(model), SerialWan, (), f"{serial}; planned for the mean rate", model.activations)
+            return Recipe(
+                _crosspipe(model, whole), SerialWan, whole, f"{serial}; planned for the mean rate", model.activations
+            )
         case "pipemorph":
             return Recipe(_pipemorph(model), FairWan, whole, f"{fair}; planned for the mean rate", model.activations)
         case "pipemorph_paced":

@@ -88,6 +88,36 @@ def test_one_of_which_only_w_is_left_goes_when_no_other_can_and_comes_back_in_or
     assert offload.back(worker, 120 * MS) == Move(False, 0, 1, "its W is the next one")
 
 
+def test_the_one_behind_a_w_that_has_begun_is_on_the_device_in_time() -> None:
+    """A W in parts counts as the next one until its last part starts, and then it is too late for the one behind."""
+    worker = Worker([Stage(0, True, False, 10 * MS, 10 * MS, 10 * MS, weight_parts=3)], 20, 5)
+    for number in range(4):
+        worker.start(Task(F, 0, number), 0)
+        worker.finish(10 * MS)
+    for number in range(3):
+        worker.arrived(B, 0, number, 100 * MS)
+        worker.start(Task(B, 0, number), 100 * MS)
+        worker.finish(110 * MS)
+    offload = Offload(10, 5 * MS)
+    worker.leave(0, 1)
+    worker.left(0, 1)
+    worker.foretell(B, 0, 3, 500 * MS, 0)
+    assert offload.back(worker, 110 * MS) is None
+    worker.start(Task(W, 0, 0, 0), 110 * MS)
+    assert offload.back(worker, 110 * MS) == Move(False, 0, 1, "its W is the next one")
+    worker.finish(113 * MS)
+    assert offload.back(worker, 113 * MS) == Move(False, 0, 1, "its W is the next one")
+    worker.come_back(0, 1)
+    worker.came_back(0, 1)
+    while worker.free_bytes > 1:
+        worker.start(worker.upcoming(F, 0), 120 * MS)
+        worker.finish(130 * MS)
+    worker.foretell(B, 0, 3, 131 * MS, 0)
+    move = offload.out(worker, 130 * MS)
+    assert move is not None
+    assert move.micro_batch == 2, "the one behind the W that has begun stays"
+
+
 def test_the_last_place_outside_is_for_making_room_in_need() -> None:
     worker, _ = with_waiting_w(5, 2)
     assert Offload(1, 5 * MS).out(worker, 110 * MS) is None

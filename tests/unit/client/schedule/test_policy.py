@@ -90,6 +90,43 @@ def test_no_late_far_or_unsure_prediction_makes_a_stage_idle(eta_ns: int, uncert
     assert Online().decide(near_gradient(uncertainty_ns, eta_ns), 100 * MS).task == Task(W, 1, 0)
 
 
+def next_door(eta_ns: int, memory: int = 3) -> Worker:
+    """W0 could run; F1 is foretold."""
+    worker = middle(memory)
+    worker.arrived(F, 1, 0, 0)
+    ran(worker, Task(F, 1, 0))
+    worker.arrived(B, 1, 0, 0)
+    ran(worker, Task(B, 1, 0))
+    worker.foretell(F, 1, 1, eta_ns, 0)
+    return worker
+
+
+def test_a_w_waits_for_an_f_that_is_almost_there_if_memory_allows_it() -> None:
+    said = Online().decide(next_door(101 * MS), 100 * MS)
+    assert said.task is None
+    assert "F1@1 is predicted in 1.0 ms" in said.reason
+    assert Online().decide(next_door(104 * MS), 100 * MS).task == Task(W, 1, 0)
+    full = next_door(101 * MS, memory=1)
+    assert Online().decide(full, 100 * MS).task == Task(W, 1, 0), "it could not run when it is there"
+    assert Online({1: 1}).decide(next_door(101 * MS), 100 * MS).task is None, "none is in flight"
+
+
+@pytest.mark.parametrize("worker", [next_door(100 * MS), near_gradient(0, 100 * MS)])
+def test_what_is_due_at_this_instant_is_waited_for_and_a_moment_later_no_more(worker: Worker) -> None:
+    """Its event may be the next one at the same time; if it doesn't come, somebody must ask again."""
+    said = Online().decide(worker, 100 * MS)
+    assert said.task is None
+    assert said.until_ns == 100 * MS + 1
+    assert Online().decide(worker, said.until_ns).task == Task(W, 1, 0)
+
+
+def test_an_f_is_not_held_back_for_another_f() -> None:
+    two = Worker([Stage(i, False, False, 10 * MS, 10 * MS, 10 * MS) for i in (1, 2)], 8, 8)
+    two.arrived(F, 1, 0, 0)
+    two.foretell(F, 2, 0, 100 * MS, 0)
+    assert Online().decide(two, 100 * MS).task == Task(F, 1, 0)
+
+
 def test_a_waiting_b_gets_between_the_parts_of_a_w() -> None:
     worker, policy = middle(parts=2), Online()
     worker.arrived(F, 1, 0, 0)
