@@ -98,6 +98,64 @@ def test_eval_gives_what_torchs_gives(world: World) -> None:
     assert len(got[2]["evaluated"]) == 2 * (1 + pipes.MICRO_BATCHES)
 
 
+# -- offload ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "ranks", "options"),
+    [
+        pytest.param("proxyd", "float32", ACROSS, {"activations": 2}, id="proxyd"),
+        pytest.param("gloo", "bfloat16", ALL, {"activations": 2, "split": True, "weight_parts": 2}, id="four"),
+    ],
+)
+def test_offload_changes_no_bit(
+    world: World, references: Any, backend: str, dtype: str, ranks: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    got = world.run(pipes.train, backend, "run-time", dtype, ranks, {**options, "offload": 1 << 24}, 11)
+    first, *_ = same(got, references(dtype, ranks), ranks)
+    for report in first:
+        moves = report["offload"]
+        assert moves["moved_out"] > 0
+        assert moves["failed"] == moves["stayed"] == 0
+        assert moves["host_peak_bytes"] > 0
+        assert report["peak_activations"] <= 2, "counted as on the device; outside there are more"
+
+
+def clumsy(rank: int) -> Any:
+    """A store whose moves fail."""
+    import torch
+
+    from proxyd_client.torch.offload import ActivationStore
+    from proxyd_client.torch.pipeline import ScheduleRunTime
+
+    group = pipes.pipe_group("gloo", ACROSS)
+    if rank not in ACROSS:
+        return None
+    index = ACROSS.index(rank)
+    stage = pipes.make_stage(index, 2, torch.float32, group)
+    store = ActivationStore(host_bytes=1 << 24, module=stage.submod)
+    schedule = ScheduleRunTime(stage, pipes.MICRO_BATCHES, loss_fn=pipes.loss_of, activations=2, offload=store)
+    settle = store.settle
+    store.settle = lambda number, keep: settle(number, True)  # type: ignore[method-assign]
+    batch, target = next(pipes.data(torch.float32))
+    losses: list[Any] = []
+    with pipes.late(stage, 5):
+        schedule.step(*((batch,) if index == 0 else ()), **({"target": target, "losses": losses} if index else {}))
+    assert schedule.report is not None
+    assert schedule.report.offload is not None
+    told = schedule.report.offload.stayed, schedule.report.offload.moved_out
+    schedule.close()
+    return [pipes.to_bytes(p.grad) for p in stage.submod.parameters()], told
+
+
+def test_a_move_that_fails_costs_memory_and_neither_the_step_nor_a_bit(world: World, references: Any) -> None:
+    got = world.run(clumsy)
+    want = references("float32", ACROSS)
+    for rank in ACROSS:
+        assert got[rank][0] == want[rank]["gradients"][:6]
+    assert got[ACROSS[0]][1] == (1, 0), "one that failed, and none after it"
+
+
 # -- modules that can't be split, arguments that can't be -----------------------------------------------------------
 
 
@@ -217,6 +275,7 @@ def refusals(rank: int) -> list[str]:
         {"timeout_s": float("nan")},
         {"quotas": {0: 0}},
         {"n_microbatches": 0},
+        {"offload": -1},
         {"stage": [stage, stage]},
     ):
         try:
@@ -228,6 +287,8 @@ def refusals(rank: int) -> list[str]:
 
 def test_arguments_that_cannot_be_are_refused_before_a_step(world: World) -> None:
     said = world.run(refusals)[ACROSS[0]]
+    assert len(said) == 10, said
+    assert "can't be below 0" in said.pop(8)
     words = ("activations=0", "give one", "memory_bytes=0", "weight_parts=0", "timeout_s=0", "nan", "one micro-batch")
     assert len(said) == 9, said
     for word, text in zip((*words, "at least one micro-batch, got 0", "one stage per rank, got 2"), said, strict=True):

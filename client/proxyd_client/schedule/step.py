@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 from proxyd_client.schedule.offload import Move, Offload
 from proxyd_client.schedule.policy import Policy
 from proxyd_client.schedule.tasks import Decision, Kind, Task
-from proxyd_client.schedule.worker import Worker
+from proxyd_client.schedule.worker import Place, Worker
 
 MOST_KEPT = 1024
 """Decisions that a report names; a step of 128 micro-batches has some 600."""
@@ -93,8 +93,9 @@ class Surroundings(Protocol):
     def move(self, move: Move) -> None:
         """Start it; :class:`Moved` is heard when it is over."""
 
-    def moved(self, event: Moved, counts: bool) -> None:
-        """What to do at its end. ``counts``: False where it is void, for the activation was used meanwhile."""
+    def settle(self, stage: int, micro_batch: int, keep: bool) -> bool:
+        """At the end of a move out: free the device's copy, or ``keep`` it, for the activation was used meanwhile.
+        Answers whether it is free."""
 
 
 class Taken(NamedTuple):
@@ -124,6 +125,8 @@ class Record:
     whole: int = 0
     split: int = 0
     moves_out: int = 0
+    moves_failed: int = 0
+    """After the first one none is tried any more in this step."""
     host_peak_bytes: int = 0
     error_ns: int = 0
     """By how much predictions were off, lately."""
@@ -176,7 +179,8 @@ class Step:
             record.decisions.append(Taken(begun_ns - self._begun_ns, decision.task, decision.reason, worker.held_bytes))
             task, whole = self._plan(decision.task) if decision.task is not None else (None, False)
             if task is None:
-                self._wait(decision, due_ns, now_ns)
+                if not self._rescue():
+                    self._wait(decision, due_ns, now_ns)
             else:
                 self._do(task, whole)
 
@@ -208,12 +212,16 @@ class Step:
     def _moved(self, event: Moved) -> None:
         worker = self.worker
         self._ways_busy[0 if event.outwards else 1] = False
-        if event.outwards:
-            self._around.moved(event, worker.left(event.stage, event.micro_batch))
-            self.record.host_peak_bytes = max(self.record.host_peak_bytes, worker.out_bytes)
-        else:
+        if not event.outwards:
             worker.came_back(event.stage, event.micro_batch)
-            self._around.moved(event, True)
+            return
+        wanted = worker.stages[event.stage].places.get(event.micro_batch) == Place.LEAVING
+        if self._around.settle(event.stage, event.micro_batch, keep=not wanted):
+            worker.left(event.stage, event.micro_batch)
+            self.record.host_peak_bytes = max(self.record.host_peak_bytes, worker.out_bytes)
+        elif wanted:
+            worker.stayed(event.stage, event.micro_batch)
+            self.record.moves_failed += 1
 
     def _foresee(self) -> None:
         """Only the next B of a stage: nothing else is decided by a prediction."""
@@ -250,13 +258,26 @@ class Step:
                 self._begin(move)
             else:
                 due_ns = self._offload.next_ns(worker, now_ns)
-        if not self._ways_busy[0]:
+        if not self._ways_busy[0] and not self.record.moves_failed:
             move = self._offload.out(worker, now_ns)
             if move is not None:
                 worker.leave(move.stage, move.micro_batch)
                 self.record.moves_out += 1
                 self._begin(move)
         return due_ns
+
+    def _rescue(self) -> bool:
+        """When nothing can run, for what is next lies outside, and nothing can make room for it: bring it back over the
+        limit. A move that failed costs memory, and never the step."""
+        if not self.record.moves_failed or self._ways_busy[1]:
+            return False
+        for index, progress in self.worker.stages.items():
+            for number in (progress.next[2], progress.next[1]):
+                if progress.places.get(number) == Place.OUT:
+                    self.worker.come_back(index, number, beyond_limit=True)
+                    self._begin(Move(False, index, number, "it is the next one, and nothing can make room for it"))
+                    return True
+        return False
 
     def _begin(self, move: Move) -> None:
         self._ways_busy[0 if move.outwards else 1] = True

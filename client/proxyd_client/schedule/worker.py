@@ -247,10 +247,17 @@ class Worker:
         self.out_bytes += progress.stage.activation_bytes
         return True
 
-    def come_back(self, stage: int, micro_batch: int) -> None:
-        """An activation starts to move back: from now on it takes device memory."""
+    def stayed(self, stage: int, micro_batch: int) -> None:
+        """The move failed: it is on the device still."""
+        self._move(stage, micro_batch, Place.LEAVING, Place.DEVICE)
+
+    def come_back(self, stage: int, micro_batch: int, *, beyond_limit: bool = False) -> None:
+        """An activation starts to move back: from now on it takes device memory.
+
+        ``beyond_limit``: also where there is none within the limit, for otherwise the step could not go on.
+        """
         nbytes = self.stages[stage].stage.activation_bytes
-        if nbytes > self.free_bytes:
+        if nbytes > self.free_bytes and not beyond_limit:
             raise ArgumentError(f"activation {micro_batch} can't come back: {self.free_bytes} bytes are free")
         self._move(stage, micro_batch, Place.OUT, Place.RETURNING)
         self._hold(nbytes)

@@ -95,6 +95,8 @@ class ActivationStore:
         chunk_bytes: int = CHUNK_BYTES,
         copies: tuple[Copies, Copies] | None = None,
     ) -> None:
+        self.host_bytes = host_bytes
+        """Most bytes of activations outside the device."""
         self.device = _device_of(module, device)
         cuda = self.device.type == "cuda"
         self._room: Room

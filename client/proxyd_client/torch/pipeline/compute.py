@@ -13,6 +13,7 @@ at all. Where it can't, or where hooks would not be called, the backward runs in
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.pipelining._backward import stage_backward_weight
 from torch.nn.parallel import DistributedDataParallel
 
 from proxyd_client.schedule.tasks import Kind, Task
+from proxyd_client.torch.offload import ActivationStore
 
 _IN_ONE_PIECE = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
 
@@ -33,6 +35,7 @@ class Computation:
     :param forward: runs the forward of a micro-batch (and its loss).
     :param loss: that of a micro-batch, for the last stage; None for others.
     :param send: sends what these operations say.
+    :param store: has what autograd saves; None: autograd itself.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Computation:
         forward: Callable[[int], None],
         loss: Callable[[int], Any],
         send: Callable[[list[Any]], None],
+        store: ActivationStore | None = None,
     ) -> None:
         self._stage = stage
         self._micro_batches = micro_batches
@@ -50,6 +54,7 @@ class Computation:
         self._forward = forward
         self._loss = loss
         self._send = send
+        self._store = store
         self._groups: dict[int, tuple[bool, list[list[dict[str, Any]]]]] = {}
         """By micro-batch whose W has begun: whether its groups share nodes, and what each part has to do."""
         self._module_reason = module_reason(stage.submod) if stage.dw_builder is None else ""
@@ -61,7 +66,8 @@ class Computation:
         stage, number = self._stage, task.micro_batch
         last = number == self._micro_batches - 1
         if task.kind == Kind.F:
-            self._forward(number)
+            with self._store.saving(number) if self._store is not None else contextlib.nullcontext():
+                self._forward(number)
             self._send(stage.get_fwd_send_ops(number))
         elif task.kind == Kind.B:
             stage.backward_one_chunk(number, loss=self._loss(number), full_backward=whole, last_backward=whole and last)
@@ -70,6 +76,8 @@ class Computation:
             stage.backward_weight_one_chunk(number, last_backward=last)
         else:
             self._weight(number, task.part)
+        if self._store is not None and (whole or (task.kind == Kind.W and task.part == self._weight_parts - 1)):
+            self._store.drop(number)
 
     def _weight(self, number: int, part: int) -> None:
         """A W, or one part of it. torch's own goes from group to group, each by itself; here others may come between.

@@ -6,6 +6,30 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxyd_client.schedule.step import Record, Taken
+from proxyd_client.torch.offload import ActivationStore, OffloadReport
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moves:
+    """What offload did in a step."""
+
+    moved_out: int
+    """Activations that left the device."""
+    moved_bytes: int
+    void: int
+    """Copies that were thrown away, for the activation was used meanwhile."""
+    surprises: int
+    """Backwards that found their activation outside, and waited for it."""
+    failed: int
+    stayed: int
+    """Moves after which the activation was on the device still: after the first one none is tried in this step."""
+    trouble: str
+    """Why the last move that failed did."""
+    host_peak_bytes: int
+    device_peak_bytes: int
+    """The most that saved tensors really held on the device, stage inputs and outputs among them."""
+    transfer_bytes_per_s: float
+    """As learned, of the slower direction."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +66,7 @@ class StepReport:
     """Waits by choice, for a predicted gradient."""
     fallback: str
     """Why arrivals alone decided; empty: predictions were there, or none are needed here."""
+    offload: Moves | None
 
 
 def report_of(
@@ -54,6 +79,7 @@ def report_of(
     memory_bytes: int,
     whole_because: str,
     fallback: str,
+    offload: Moves | None,
 ) -> StepReport:
     """The report of what was recorded."""
     times = sorted(record.decided_ns) or [0]
@@ -77,4 +103,22 @@ def report_of(
         prediction_error_s=record.error_ns / 1e9,
         held_back=record.held_back,
         fallback=fallback,
+        offload=offload,
+    )
+
+
+def moves_of(store: ActivationStore, before: OffloadReport, record: Record) -> Moves:
+    """What a store did since ``before``."""
+    now = store.report
+    return Moves(
+        moved_out=now.moved_out - before.moved_out,
+        moved_bytes=now.moved_bytes - before.moved_bytes,
+        void=now.void - before.void,
+        surprises=now.surprises - before.surprises,
+        failed=now.failed - before.failed,
+        stayed=record.moves_failed,
+        trouble=now.trouble if now.failed > before.failed else "",
+        host_peak_bytes=record.host_peak_bytes,
+        device_peak_bytes=store.peak_device_bytes,
+        transfer_bytes_per_s=store.transfer_bytes_per_s,
     )

@@ -12,16 +12,18 @@ import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from proxyd_client.errors import ArgumentError, ProxydError
+from proxyd_client.schedule.offload import Offload
 from proxyd_client.schedule.policy import Online, Policy
 from proxyd_client.schedule.step import SENDS, Step
 from proxyd_client.schedule.tasks import Kind, Stage, Task
 from proxyd_client.schedule.worker import Worker
 from proxyd_client.torch.group import ProcessGroupProxyd
+from proxyd_client.torch.offload import ActivationStore, OffloadReport
 from proxyd_client.torch.pipeline.alarm import Alarm, alarm_of
 from proxyd_client.torch.pipeline.arrivals import arrivals_for
 from proxyd_client.torch.pipeline.compute import Computation, Gauge
 from proxyd_client.torch.pipeline.errors import PipelineError
-from proxyd_client.torch.pipeline.report import StepReport, report_of
+from proxyd_client.torch.pipeline.report import StepReport, moves_of, report_of
 from proxyd_client.torch.pipeline.traffic import Traffic
 
 DEFAULT_ACTIVATIONS = 8
@@ -41,6 +43,8 @@ class ScheduleRunTime(PipelineScheduleSingle):
     :param activations: most micro-batches whose activations are kept at once on this stage; may differ by stage.
     :param memory_bytes: the same in bytes, in place of ``activations``: the first forward of the first step shows what
         a micro-batch keeps.
+    :param offload: so many bytes of host memory for activations that wait, or an
+        :class:`~proxyd_client.torch.offload.ActivationStore` for this stage's module (a file, other limits).
     :param weight_parts: a W is cut into so many parts (by groups of parameters); between two of them what is urgent
         may run. The first stage, whose W is its whole backward, and modules that bring a ``dw_builder`` have one.
     :param split: whether backwards are split into B and W: None decides for each (docs/scheduling.md), True and False
@@ -64,6 +68,7 @@ class ScheduleRunTime(PipelineScheduleSingle):
         *,
         activations: int | None = None,
         memory_bytes: int | None = None,
+        offload: ActivationStore | int | None = None,
         weight_parts: int = 1,
         split: bool | None = None,
         quotas: Mapping[int, int] | None = None,
@@ -99,6 +104,12 @@ class ScheduleRunTime(PipelineScheduleSingle):
         self._worker: Worker | None = None
         """Of the last step: what it has learned goes on."""
         self._error_ns = 0
+        self._store, self._host_bytes = _store_of(offload, stage.submod)
+
+    def close(self) -> None:
+        """End the threads that move activations, where there are any, and give their memory back."""
+        if self._store is not None:
+            self._store.close()
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +130,7 @@ class ScheduleRunTime(PipelineScheduleSingle):
                 next_step="Destroy it, then make group, stages and schedule again",
             )
         stage = self._stage
-        traffic = Traffic(stage, self._group, arrivals_for(self._group), self._alarm, self._timeout_s)
+        traffic = Traffic(stage, self._group, arrivals_for(self._group), self._alarm, self._timeout_s, self._store)
         try:
             args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
             self._internal_losses.clear()
@@ -146,7 +157,11 @@ class ScheduleRunTime(PipelineScheduleSingle):
         self._steps += 1
 
     def _train(self, traffic: Traffic, forward: Callable[[int], None]) -> None:
-        stage, begun_ns = self._stage, time.monotonic_ns()
+        stage, store, begun_ns = self._stage, self._store, time.monotonic_ns()
+        before = OffloadReport()
+        if store is not None:
+            store.reset_peak()
+            before = store.report
         computation = Computation(
             stage,
             self._n_microbatches,
@@ -154,11 +169,19 @@ class ScheduleRunTime(PipelineScheduleSingle):
             forward,
             lambda number: self._maybe_get_loss(stage, number),
             traffic.send,
+            self._store,
         )
         traffic.computation = computation
         traffic.post(self._n_microbatches, backward=True)
         worker = self._first_worker(traffic, computation) if self._worker is None else self._next_worker(self._worker)
-        run = Step(worker, self._policy(worker), traffic, splits=self._split, error_ns=self._error_ns)
+        run = Step(
+            worker,
+            self._policy(worker),
+            traffic,
+            offload=self._offload(),
+            splits=self._split,
+            error_ns=self._error_ns,
+        )
         run.run()
         run.record.waits_ns[SENDS] = traffic.finish()
         self._worker, self._error_ns = worker, run.record.error_ns
@@ -171,7 +194,13 @@ class ScheduleRunTime(PipelineScheduleSingle):
             memory_bytes=worker.memory_bytes,
             whole_because=computation.whole_because,
             fallback=traffic.fallback(run.record.predictions),
+            offload=moves_of(store, before, run.record) if store is not None else None,
         )
+
+    def _offload(self) -> Offload | None:
+        if self._store is None:
+            return None
+        return Offload(self._host_bytes, int(self._activation_bytes * 1e9 / self._store.transfer_bytes_per_s))
 
     def _first_worker(self, traffic: Traffic, computation: Computation) -> Worker:
         """Run the first forward, which is the first task of any order, to see what a micro-batch keeps."""
@@ -180,9 +209,14 @@ class ScheduleRunTime(PipelineScheduleSingle):
             traffic.wait_for(Kind.F, 0)
         begun_ns = time.monotonic_ns()
         first = Task(Kind.F, stage.stage_index, 0)
-        with Gauge(stage.submod) as gauge:
+        if self._store is not None:
             computation.run(first, False)
-        self._activation_bytes = max(1, gauge.nbytes)
+            nbytes = self._store.bytes_of(0)
+        else:
+            with Gauge(stage.submod) as gauge:
+                computation.run(first, False)
+            nbytes = gauge.nbytes
+        self._activation_bytes = max(1, nbytes)
         worker = self._next_worker(None)
         if not stage.is_first:
             worker.arrived(Kind.F, stage.stage_index, 0, begun_ns)
@@ -227,6 +261,16 @@ def _reason(error: BaseException) -> str:
     while not isinstance(error, ProxydError) and error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+
+
+def _store_of(offload: ActivationStore | int | None, module: torch.nn.Module) -> tuple[ActivationStore | None, int]:
+    """The store, and how much it may hold."""
+    if offload is None or offload == 0:
+        return None, 0
+    store = offload if isinstance(offload, ActivationStore) else ActivationStore(host_bytes=offload, module=module)
+    if store.transfer_bytes_per_s <= 1:  # measured here, before a step
+        raise ArgumentError(f"nothing can be moved out: {store.report.trouble}")
+    return store, store.host_bytes
 
 
 def _only(stage: Any) -> Any:

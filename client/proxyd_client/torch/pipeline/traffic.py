@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from proxyd_client.schedule.tasks import Kind, Task
 from proxyd_client.torch import pipelining
 from proxyd_client.torch.errors import for_torch
 from proxyd_client.torch.group import ProcessGroupProxyd
+from proxyd_client.torch.offload import ActivationStore
 from proxyd_client.torch.pipeline.alarm import LOOK_EVERY_S, Alarm
 from proxyd_client.torch.pipeline.arrivals import Arrivals
 from proxyd_client.torch.pipeline.compute import Computation
@@ -31,9 +33,18 @@ class Traffic:
     """One step of one stage.
 
     :param timeout_s: so long nothing has to happen before the step is given up.
+    :param store: where activations are saved that may leave the device.
     """
 
-    def __init__(self, stage: Any, group: Any, arrivals: Arrivals, alarm: Alarm, timeout_s: float) -> None:
+    def __init__(
+        self,
+        stage: Any,
+        group: Any,
+        arrivals: Arrivals,
+        alarm: Alarm,
+        timeout_s: float,
+        store: ActivationStore | None = None,
+    ) -> None:
         self.computation: Computation | None = None
         self._stage = stage
         self._group = group
@@ -42,7 +53,10 @@ class Traffic:
         self._timeout_s = timeout_s
         self._hints = pipelining.hints_of(stage)
         self._confidence = -1.0
+        self._store = store
         self._heard: deque[Event] = deque()
+        self._moved: deque[Moved] = deque()
+        """By the store's threads."""
         self._sends: deque[Any] = deque()
 
     # -- the surroundings of a step ----------------------------------------------------------------------------------
@@ -58,6 +72,8 @@ class Traffic:
     def _look(self) -> bool:
         index = self._stage.stage_index
         self._heard += [Arrived(kind, index, number) for kind, number in self._arrivals.here()]
+        while self._moved:
+            self._heard.append(self._moved.popleft())
         return bool(self._heard)
 
     def wait(self, until_ns: int) -> None:
@@ -105,10 +121,23 @@ class Traffic:
             self.computation.run(task, whole)
 
     def move(self, move: Move) -> None:
-        raise NotImplementedError
+        if self._store is None:
+            raise RuntimeError("a move without a store")  # unreachable: the step has an offload policy only with one
+        over = functools.partial(self._over, Moved(move.outwards, move.stage, move.micro_batch))
+        if move.outwards:
+            self._store.leave(move.micro_batch, over)
+        else:
+            self._store.come_back(move.micro_batch, over)
 
-    def moved(self, event: Moved, counts: bool) -> None:
-        raise NotImplementedError
+    def _over(self, event: Moved) -> None:
+        self._moved.append(event)
+        self._arrivals.wake()
+
+    def settle(self, stage: int, micro_batch: int, keep: bool) -> bool:
+        # One whose W has run while it was copied is dropped already.
+        if self._store is None or (keep and not self._store.bytes_of(micro_batch)):
+            return False
+        return self._store.settle(micro_batch, keep)
 
     def wait_for(self, kind: Kind, number: int) -> None:
         """Until an input is here; it is not heard of again."""
@@ -161,6 +190,8 @@ class Traffic:
         """Leave nothing posted, as far as the group can do that."""
         self._sends.clear()
         self._arrivals.give_up()
+        if self._store is not None:
+            self._store.drop_all()
 
     def fallback(self, predictions: int) -> str:
         """Why no prediction was there; empty: there was one, or none is needed."""
