@@ -154,6 +154,8 @@ def train(
             output = schedule.eval(*arguments[0], **arguments[1])
             told["evaluated"] += [] if output is None else [to_bytes(output)]
             told["evaluated"] += [to_bytes(loss) for loss in got]
+    if kind != "1F1B":
+        schedule.close()
     return told
 
 

