@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from proxyd.core.errors import ProxydError
 
 if TYPE_CHECKING:
     from proxyd.cli.doctor.subject import Subject
+    from proxyd.runtime.addresses import Address
 
 UNITS = ("proxyd-agent", "proxyd-coordinator")
 COMMAND_S = 10.0
@@ -61,8 +63,8 @@ def collect(
     status, _ = ask_coordinator(subject)
     take("status-coordinator.json", lambda: _plain(status))
     take("status-agent.json", lambda: _agent_status(subject))
-    for name, url in _pages(subject):
-        take(f"metrics-{name}.txt", lambda url=url: _page(url))  # type: ignore[misc]
+    for name, address in _pages(subject):
+        take(f"metrics-{name}.txt", lambda address=address: _page(address))  # type: ignore[misc]
     for path in logs:
         take(f"log-{os.path.basename(path)}.txt", lambda path=path: _tail(path, log_lines))  # type: ignore[misc]
     if not logs:
@@ -134,18 +136,22 @@ def _agent_status(subject: Subject) -> str | None:
     return None if path is None else _json(as_plain(fetch(path)))
 
 
-def _pages(subject: Subject) -> list[tuple[str, str]]:
+def _pages(subject: Subject) -> list[tuple[str, Address]]:
     """The daemons' metrics pages that can be read from here."""
     found = []
     for name, section in (("agent", subject.agent), ("coordinator", subject.coordinator)):
         address = None if section is None else section.metrics_address
-        if address is not None and not address.is_fd and address.port:
-            host = ("[::1]" if ":" in address.host else "127.0.0.1") if address.is_unspecified else None
-            found.append((name, f"http://{f'{host}:{address.port}' if host else address}/metrics"))
+        if address is not None:
+            if address.is_unspecified:
+                address = dataclasses.replace(address, host="::1" if ":" in address.host else "127.0.0.1")
+            found.append((name, address))
     return found
 
 
-def _page(url: str) -> str:
+def _page(address: Address) -> str:
+    if address.is_fd or not address.port:
+        raise ValueError(f"the page's port is not in the configuration ({address})")
+    url = f"http://{address}/metrics"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=PAGE_S) as response:
         content: bytes = response.read(16 << 20)

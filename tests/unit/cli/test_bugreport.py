@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import stat
 import tarfile
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,30 @@ def test_an_archive_with_secrets_everywhere(
     assert "old line" not in files["log-agent.log.txt"]
     assert "etcd" not in files["config-2.json"]
     assert main([*argv, "--config", str(config)]) == 2, "it would write over a file"
+
+
+def test_metrics_are_taken_along(tmp_path: Path) -> None:
+    page = b"proxyd_build_info 1\n"
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = tmp_path / "c.toml"
+        file.write_text(f"[coordinator]\nlisten = '127.0.0.1:0'\nmetrics = '127.0.0.1:{server.server_port}'\n")
+        other = tmp_path / "a.toml"
+        other.write_text(f"[agent]\nsite = 'a'\nsocket = '{tmp_path}/a.sock'\nmetrics = 'fd:9'\n")
+        files = collect([str(file), str(other)], None, [], 0)
+        server.shutdown()
+    assert files["metrics-coordinator.txt"] == page.decode()
+    assert "metrics-agent.txt: the page's port is not in the configuration (fd:9)" in files["missing.txt"]
 
 
 def test_without_anything_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
