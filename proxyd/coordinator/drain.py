@@ -14,6 +14,7 @@ from collections.abc import Callable
 from proxyd.core.coordinator import CoordinatorMachine
 from proxyd.core.effects import ToAgent
 from proxyd.core.events import CoordinatorEvent, SessionClosed, SessionMessage
+from proxyd.core.grants import PADDING_JOB
 from proxyd.core.ids import TransferId
 from proxyd.core.messages import Announce, CancelRequest, Queued, Request, TransferDone
 
@@ -34,12 +35,14 @@ class DrainGate:
         self._feed = feed
         self._tell = tell
         self._held: dict[tuple[int, TransferId], SessionMessage] = {}
+        self._warming: set[tuple[int, TransferId]] = set()
+        """Those that only warm connections up: nobody waits for them."""
         self.draining = False
 
     @property
     def held(self) -> int:
         """Requests that wait for the end of the draining."""
-        return len(self._held)
+        return len(self._held) - len(self._warming)
 
     def holds(self, transfer: TransferId) -> bool:
         """Whether a transfer's request is among them."""
@@ -50,19 +53,23 @@ class DrainGate:
         if not self.draining:
             return False
         match event:
-            case SessionMessage(session, Request(transfer)):
+            case SessionMessage(session, Request(transfer, job=job)):
                 if self._machine.waits(session, transfer) is not None:
                     return False
                 self._held[session, transfer] = event
+                if job == PADDING_JOB:
+                    self._warming.add((session, transfer))
                 self._tell(ToAgent(session, Queued(transfer, len(self._held), 0, 0, REASON)))
                 return True
             case SessionMessage(_, Announce(nbytes=nbytes)):
                 return nbytes > 0  # a withdrawal passes
             case SessionMessage(session, CancelRequest(transfer) | TransferDone(transfer)):
                 self._held.pop((session, transfer), None)
+                self._warming.discard((session, transfer))
             case SessionClosed(session):
                 for key in [key for key in self._held if key[0] == session]:
                     del self._held[key]
+                    self._warming.discard(key)
             case _:
                 pass
         return False
@@ -71,5 +78,6 @@ class DrainGate:
         """Begin, or end and let in what was held."""
         self.draining = wanted
         if not wanted:
+            self._warming.clear()
             while self._held:
                 self._feed(self._held.pop(next(iter(self._held))))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import grpc
 import pytest
 
-from proxyd.coordinator.admin import is_local_peer
+from proxyd.coordinator.admin import AdminService, is_local_peer
 from proxyd.coordinator.coordinator_metrics import coordinator_families
+from proxyd.coordinator.drain import DrainGate
 from proxyd.coordinator.observer import Observer
+from proxyd.coordinator.story import Stories
 from proxyd.core.bandwidth import LinkSettings
 from proxyd.core.coordinator import CoordinatorConfig, CoordinatorMachine
 from proxyd.core.events import SessionMessage, SessionOpened
@@ -15,6 +20,7 @@ from proxyd.core.messages import AgentHello, EndpointUp, Request
 from proxyd.core.policy import BottleneckSettings
 from proxyd.runtime import translate_admin
 from proxyd.runtime.metrics import Sample, make_registry
+from proxyd.v1 import admin_pb2
 from proxyd.wire.envelope import TrafficClass
 
 AB = LinkName("a", "b")
@@ -40,6 +46,37 @@ AB = LinkName("a", "b")
 )
 def test_only_this_host_may_ask(peer: str, local: bool) -> None:
     assert is_local_peer(peer) is local
+
+
+class Elsewhere:
+    """The context of a call from another host."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.5:40000"
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        self.code = code
+        raise ConnectionAbortedError(text)
+
+
+SERVICE = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+
+
+@pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
+def test_no_question_and_no_order_from_elsewhere(method: str) -> None:
+    context = Elsewhere()
+    request = getattr(admin_pb2, SERVICE.methods_by_name[method].input_type.name)()
+    service = AdminService()
+    machine = machine_with_work()
+    gate = DrainGate(machine, lambda event: None, lambda effect: None)
+    service.activate(machine, Stories(machine), gate)
+    with pytest.raises(ConnectionAbortedError, match="own host only"):
+        asyncio.run(getattr(service, method)(request, context))
+    assert context.code is grpc.StatusCode.PERMISSION_DENIED
+    assert not gate.draining
 
 
 def machine_with_work() -> CoordinatorMachine:

@@ -77,6 +77,18 @@ def test_what_was_held_can_end_and_its_session_too() -> None:
     assert not rig.knows(3)
 
 
+def test_what_only_warms_connections_is_not_counted() -> None:
+    rig = Rig()
+    rig.gate.drain(True)
+    warming = Request(TransferId(7, 9), LINK, AgentName("b", "0"), "", TrafficClass.BULK, MIB)
+    rig.feed(SessionMessage(1, warming))
+    assert (rig.gate.held, rig.knows(9)) == (0, False)
+    rig.feed(request(1))
+    assert rig.gate.held == 1
+    rig.gate.drain(False)
+    assert (rig.gate.held, rig.knows(9), rig.knows(1)) == (0, True, True)
+
+
 def test_nothing_is_granted_ahead_to_what_was_announced_meanwhile() -> None:
     rig = Rig()
     rig.gate.drain(True)
