@@ -196,6 +196,39 @@ def test_predictions_are_trusted_by_how_wrong_they_were() -> None:
     assert held[0] >= 4 * held[1], held
 
 
+def test_a_prediction_that_is_put_off_again_and_again_is_waited_for_once() -> None:
+    class Soon(Line):
+        def foresee(self, kind: Kind, stage: int, micro_batch: int) -> Foreseen | None:
+            return Foreseen(self.clock_ns + 3, 1.0)
+
+    line = Soon(Stage(1, first=False, last=True, weight_ns=400), 0, random.Random(1), splits=True, lies=False)
+    line._queue = [(0, 0, Arrived(Kind.F, 1, 0)), (1_000_000, 1, Arrived(Kind.F, 1, 1))]
+    worker = Worker([line.stage], 2, 8)
+    step = Step(worker, Online(), line, error_ns=1)
+    step.run()
+    assert step.record.held_back == 1
+    assert [str(task) for task, _ in line.ran][:3] == ["F0@1", "B0@1", "W0@1"]
+    assert line.clock_ns > 1_000_000 > step.record.waits_ns["held back for what is predicted"] * 1000
+
+
+def test_an_activation_that_came_back_does_not_leave_again_without_need() -> None:
+    """On a bus that takes no time it would go out and come back in turns, as long as its gradient isn't here."""
+
+    class Fast(Line):
+        moves = 0
+
+        def move(self, move: Move) -> None:
+            self.moves += 1
+            self._later(1, Moved(move.outwards, move.stage, move.micro_batch))
+
+    for seed in range(20):
+        line = Fast(Stage(0, first=True, last=False), 12, random.Random(seed), splits=True, lies=False)
+        line.longest_ns = 2000
+        worker = Worker([Stage(0, first=True, last=False)], 12, 4)
+        Step(worker, Online(), line, offload=Offload(8, 1)).run()
+        assert 0 < line.moves <= 4 * 12, "twice each at most, out and back"
+
+
 def test_what_ends_the_surroundings_ends_the_step() -> None:
     class Lost(Line):
         def wait(self, until_ns: int) -> None:

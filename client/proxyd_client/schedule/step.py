@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 from proxyd_client.schedule.offload import Move, Offload
 from proxyd_client.schedule.policy import Policy
 from proxyd_client.schedule.tasks import Decision, Kind, Task
-from proxyd_client.schedule.worker import Place, Worker
+from proxyd_client.schedule.worker import Place, StageProgress, Worker
 
 MOST_KEPT = 1024
 """Decisions that a report names; a step of 128 micro-batches has some 600."""
@@ -37,7 +37,7 @@ UNSURE_SHARE = 0.25
 NOTHING_HERE = "nothing has arrived"
 MEMORY_FULL = "memory is full"
 QUOTA = "quota in flight"
-HELD_BACK = "held back for a predicted gradient"
+HELD_BACK = "held back for what is predicted"
 SENDS = "sends under way at the end"
 
 
@@ -157,10 +157,15 @@ class Step:
         self._splits = splits
         self._landed: dict[tuple[Kind, int], set[int]] = {}
         """Inputs that came before their turn."""
-        self._said: dict[tuple[int, int], int] = {}
-        """By stage and micro-batch: when its gradient was last said to come."""
+        self._said: dict[tuple[Kind, int, int], int] = {}
+        """When an input was last said to come."""
+        self._held_for: set[tuple[Kind, int, int]] = set()
+        """Inputs that were waited for by choice: what is said of them later extends no wait, else one that is put off
+        again and again would be waited for without end."""
         self._listened = False
         """It has waited since the last task."""
+        self._returned: set[tuple[int, int]] = set()
+        """Stage and micro-batch of activations that have been outside."""
         self._ways_busy = [False, False]
         """Out of the device, back."""
         self._begun_ns = around.now_ns()
@@ -200,9 +205,10 @@ class Step:
                     break  # outputs that need no gradient: their "gradient" is here from the start
                 landed.remove(number)
                 now_ns = self._around.now_ns()
-                said_ns = self._said.pop((stage, number), 0) if kind == Kind.B else 0
+                said_ns = self._said.pop((kind, stage, number), 0)
                 if said_ns and (self._listened or now_ns < said_ns):
                     self._learn(abs(now_ns - said_ns))  # else it may have come at any time while a task ran
+                self._held_for.discard((kind, stage, number))
                 self.worker.arrived(kind, stage, number, now_ns)
 
     def _learn(self, error_ns: int) -> None:
@@ -213,6 +219,7 @@ class Step:
         worker = self.worker
         self._ways_busy[0 if event.outwards else 1] = False
         if not event.outwards:
+            self._returned.add((event.stage, event.micro_batch))
             worker.came_back(event.stage, event.micro_batch)
             return
         wanted = worker.stages[event.stage].places.get(event.micro_batch) == Place.LEAVING
@@ -224,25 +231,34 @@ class Step:
             self.record.moves_failed += 1
 
     def _foresee(self) -> None:
-        """Only the next B of a stage: nothing else is decided by a prediction."""
+        """The next B, and where a W could run, the next F: nothing else is decided by a prediction."""
         told = False
         for index, progress in self.worker.stages.items():
             number = progress.next[1]
-            if progress.stage.last or number >= self.worker.micro_batches or number < progress.arrived[1]:
-                continue
-            if number not in progress.forward_done_ns:
-                continue  # its F hasn't run: no gradient can be on its way
-            said = self._around.foresee(Kind.B, index, number)
-            if said is None:
-                progress.foretold[1].pop(number, None)  # what was known is withdrawn
-                continue
-            left_ns = max(0, said.eta_ns - self._around.now_ns())
-            error_ns = 2 * self.record.error_ns or int(UNSURE_SHARE * left_ns)
-            uncertainty_ns = int(error_ns / min(1.0, max(0.1, said.confidence)))
-            self.worker.foretell(Kind.B, index, number, said.eta_ns, uncertainty_ns)
-            self._said[index, number] = said.eta_ns
-            told = True
+            # Before its F has run no gradient can be on its way, and once it is here nothing is left to say.
+            if not progress.stage.last and number == progress.arrived[1] and number in progress.forward_done_ns:
+                told |= self._ask(progress, Kind.B, number)
+            number = progress.next[0]
+            idle = number == progress.arrived[0] < self.worker.micro_batches
+            if idle and not progress.stage.first and self.worker.ready(Kind.W, index):
+                told |= self._ask(progress, Kind.F, number)
         self.record.predictions += told
+
+    def _ask(self, progress: StageProgress, kind: Kind, number: int) -> bool:
+        """Tell the worker what is predicted of one input; whether anything is."""
+        index, around = progress.stage.index, self._around
+        said = around.foresee(kind, index, number)
+        if said is None:
+            progress.foretold[kind].pop(number, None)  # what was known is withdrawn
+            return False
+        key = kind, index, number
+        eta_ns = self._said[key] if key in self._held_for else said.eta_ns
+        left_ns = max(0, eta_ns - around.now_ns())
+        error_ns = 2 * self.record.error_ns or int(UNSURE_SHARE * left_ns)
+        uncertainty_ns = int(error_ns / min(1.0, max(0.1, said.confidence)))
+        self.worker.foretell(kind, index, number, eta_ns, uncertainty_ns)
+        self._said[key] = eta_ns
+        return True
 
     # -------------------------------------------------------------------------------------------- what is done
 
@@ -260,11 +276,21 @@ class Step:
                 due_ns = self._offload.next_ns(worker, now_ns)
         if not self._ways_busy[0] and not self.record.moves_failed:
             move = self._offload.out(worker, now_ns)
-            if move is not None:
+            if move is not None and self._may_leave(move):
                 worker.leave(move.stage, move.micro_batch)
                 self.record.moves_out += 1
                 self._begin(move)
         return due_ns
+
+    def _may_leave(self, move: Move) -> bool:
+        """What has come back stays, but where the next B or W could not come in else. On a fast bus the same activation
+        would go out, for memory is short, and come back, for it is needed soon, in turns and without end."""
+        if (move.stage, move.micro_batch) not in self._returned:
+            return True
+        progress = self.worker.stages[move.stage]
+        needed = (progress.next[1], progress.next[2], progress.next_whole_weight)
+        full = self.worker.free_bytes < progress.stage.activation_bytes
+        return full and any(progress.places.get(number) == Place.OUT for number in needed)
 
     def _rescue(self) -> bool:
         """When nothing can run, for what is next lies outside, and nothing can make room for it: bring it back over the
@@ -334,6 +360,7 @@ class Step:
         if decision.until_ns > now_ns:
             why = HELD_BACK
             self.record.held_back += 1
+            self._held_for.update(self._said)
         elif "memory is full" in decision.reason:
             why = MEMORY_FULL
         else:

@@ -59,11 +59,11 @@ class StepReport:
     whole_because: str
     """Why they could not be split; empty where that was a choice."""
     predictions: int
-    """Decisions before which it was known when the next gradient would come."""
+    """Decisions before which it was known when the next input would come."""
     prediction_error_s: float
     """By how much that was off, lately; 0: not known."""
     held_back: int
-    """Waits by choice, for a predicted gradient."""
+    """Waits by choice, for what is predicted."""
     fallback: str
     """Why arrivals alone decided; empty: predictions were there, or none are needed here."""
     offload: Moves | None

@@ -104,9 +104,11 @@ class Traffic:
         return Foreseen(time.monotonic_ns() + int(left_s * 1e9), self._confidence)
 
     def _ask_confidence(self) -> float:
-        """Of the path to the next stage, once a step. The way back is what counts, and is what can't be asked for."""
-        membership = self._group.membership
-        rank = membership.members[self._stage.stage_index_to_group_rank[self._stage.stage_index + 1]].rank
+        """Of the path to a neighbour at another site, once a step. The way from there counts, and can't be asked."""
+        membership, stage = self._group.membership, self._stage
+        members = [membership.members[stage.stage_index_to_group_rank[peer]] for peer in _neighbours(stage)]
+        here = membership.members[membership.rank].site
+        rank = next((member.rank for member in members if member.site != here), members[0].rank)
         try:
             said = membership.endpoint.link_state(rank, timeout_s=LINK_STATE_TIMEOUT_S)
         except ProxydError:
@@ -194,19 +196,19 @@ class Traffic:
             self._store.drop_all()
 
     def fallback(self, predictions: int) -> str:
-        """Why no prediction was there; empty: there was one, or none is needed."""
+        """Why no prediction was there; empty: there was one."""
         stage = self._stage
-        if stage.is_last or predictions:
+        if predictions:
             return ""
         if self._arrivals.reason:
             return self._arrivals.reason
         if self._hints is None:
             return "the stage is not attached (PROXYD_PIPELINING=off), so nothing is announced"
-        members = self._group.membership.members
-        ranks = stage.stage_index_to_group_rank
-        if members[ranks[stage.stage_index]].site == members[ranks[stage.stage_index + 1]].site:
-            return "the next stage is at the same site: nothing is announced, for nothing takes long"
-        return "no prediction came: nothing was announced yet (the first step), or no gradient took long"
+        members, ranks = self._group.membership.members, stage.stage_index_to_group_rank
+        here = members[ranks[stage.stage_index]].site
+        if all(members[ranks[peer]].site == here for peer in _neighbours(stage)):
+            return "its neighbours are at the same site: nothing is announced, for nothing takes long"
+        return "no prediction was there: nothing was announced yet (the first step), or nothing had to be waited for"
 
     def listen(self) -> None:
         """Raise what another stage gave up for, if one did."""
@@ -235,3 +237,8 @@ class Traffic:
         what = f"stage {index} has waited {self._timeout_s:g} s for {' and '.join(missing) or 'nothing that can come'}"
         error = TransferTimeout(what, next_step="Look whether that rank computes, or give the schedule more timeout_s")
         return for_torch(error, "")
+
+
+def _neighbours(stage: Any) -> list[int]:
+    """The stages before and after."""
+    return [peer for peer in (stage.stage_index - 1, stage.stage_index + 1) if 0 <= peer < stage.num_stages]
