@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from proxyd.cli.cluster import LinkFigures
+from proxyd.cli.main import main
 from proxyd.wan import LinkFaults, LinkSpec, Wan
 from proxyd_client import PeerLost
 from tests.e2e.rig import MIB, CountedEndpoint, Counters, Health, Net, pattern
@@ -74,6 +76,27 @@ def test_a_path_narrower_than_its_interfaces_is_named(wan: Wan, start: Callable[
     assert wan.counters()["a->b"].oversized_packets > 0
     wan.heal()
     Health(net)
+
+
+def test_ping_and_doctor_name_it_ahead(wan: Wan, start: Callable[..., Net], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is sent: small messages pass, full packets don't, and what to do about it."""
+    wan.set_sysctl("net.ipv4.tcp_mtu_probing", "0")
+    net = start(links=TOLD, wan=wan)
+    where = net.cluster.coordinator_socket
+    agent, peer = net.cluster.agent("a"), "b/b-0"
+    ping = ["ping", peer, "--agent", agent.socket, "--coordinator", where, "--count", "1", "--json"]
+    assert main(ping) == 0
+    assert json.loads(capsys.readouterr().out)["large_rtt_ns"] > 0
+    wan.tamper("both", LinkFaults(mtu_bytes=1400))
+    assert main(ping) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["rtt_ns"]), told["large_rtt_ns"], told["path_mtu"]) == (1, 0, 1500)
+    configs = [str(net.cluster.directory / f"{name}.toml") for name in ("a-0", "coordinator")]
+    assert main(["doctor", "--config", configs[0], "--config", configs[1], "--timeout-s", "3", "--json"]) == 1
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["checks"]}[f"reach peer {peer}"]
+    assert found["status"] == "fail"
+    assert "drops large packets" in found["detail"]
+    assert "tcp_mtu_probing = 1" in found["fix"]
 
 
 def test_a_path_narrower_than_its_interfaces_is_found_where_the_kernel_may_probe(

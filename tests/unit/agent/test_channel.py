@@ -172,3 +172,38 @@ def test_the_age_of_what_was_received() -> None:
     future = tcp._TIMESPEC.pack(*divmod(now_ns + 10**12, 10**9))
     for nothing in ([], [(socket.SOL_SOCKET, tcp._SO_TIMESTAMPNS, future)], [(socket.SOL_SOCKET, 1, b"")]):
         assert tcp.waited_ns(nothing) == 0
+
+
+async def answered(answer: asyncio.Future[int]) -> int:
+    """The round trip that a ping tells, over real sockets."""
+    async with asyncio.timeout(10):
+        return await answer
+
+
+def test_a_ping_that_somebody_asks_for_is_answered_also_in_full_packets() -> None:
+    async def scenario() -> None:
+        one, other = (Side(sock) for sock in pair())
+        assert await answered(one.channel.ask()) > 0
+        sizes = one.channel.path_sizes()
+        assert sizes.path_mtu > sizes.segment_bytes > 0
+        assert await answered(one.channel.ask(20_000)) > 0
+        assert not one.channel._asked, "nothing is kept"
+        assert (one.got, one.closed) == ([], [])
+        for side in (one, other):
+            side.channel.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_ping_ends_with_its_connection() -> None:
+    async def scenario() -> None:
+        mine, theirs = pair()
+        side = Side(mine)
+        answer = side.channel.ask()
+        theirs.close()
+        async with asyncio.timeout(10):
+            await asyncio.wait({answer})
+        assert answer.cancelled()
+        assert side.closed
+
+    uvloop.run(scenario())
