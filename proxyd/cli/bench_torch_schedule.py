@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="what F, B and W take each (default: 20ms; 10ms in a sweep)")
     parser.add_argument("--real", action="store_true", help="layers that compute, in place of tasks that wait")
     parser.add_argument("--iterations", type=int, help="of each way, after two (default: 8; 5 in a sweep)")
-    parser.add_argument("--ways", help="some of gloo-cubic,gloo-bbr,1f1b,run-time (default: all)")
+    parser.add_argument("--ways", help="some of gloo-cubic,gloo-bbr,1f1b,run-time,offload (default: all)")
     parser.add_argument(
         "--sweep",
         action="store_true",

@@ -11,7 +11,7 @@ import sys
 
 from proxyd.core.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
-WAYS = "gloo-cubic,gloo-bbr,1f1b,run-time"
+WAYS = "gloo-cubic,gloo-bbr,1f1b,run-time,offload"
 """The script's; reading them from it would load torch."""
 
 

@@ -48,9 +48,12 @@ def test_every_way_trains_what_one_process_trains(tmp_path: Path, capsys: pytest
     print(printed)
 
 
-def test_the_benchmark_splits_its_backwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_splits_backwards_and_moves_activations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "schedule.json"
-    size = ["--iterations", "1", "--microbatches", "6", "--task", "4ms", "--ways", "gloo-bbr,1f1b,run-time"]
+    size = ["--iterations", "1", "--microbatches", "6", "--task", "4ms", "--ways", "1f1b,run-time,offload"]
+    size += ["--activations", "4"]
     assert main(["bench", "torch-schedule", *size, "--rate", "100Mbit", "--rtt", "40ms", "--out", str(out)]) == 0
     (run,) = json.loads(out.read_text())["runs"]
     assert run["communication_seconds"] == pytest.approx(6 * 0.012, rel=0.05)
@@ -62,6 +65,9 @@ def test_the_benchmark_splits_its_backwards(tmp_path: Path, capsys: pytest.Captu
     assert first["predictions"] > 0
     assert first["decisions_made"] >= 3 * 6, "F, B and W of each"
     assert last["split_backwards"] + last["whole_backwards"] == 6
+    chosen, moved = (run["ways"][way]["stages"][0] for way in ("run-time", "offload"))
+    assert moved["offload"]["moved_out"] > 0, "two places are on the device"
+    assert moved["memory_bytes"] < chosen["memory_bytes"]
     assert "gradients: bitwise equal" in capsys.readouterr().out
 
 

@@ -60,11 +60,14 @@ class Way:
     congestion_control: str = ""
 
 
+HOST_BYTES = 1 << 30
+"""For activations that wait: more than this model has."""
 WAYS = {
     "gloo-cubic": Way("gloo", congestion_control="cubic"),
     "gloo-bbr": Way("gloo", congestion_control="bbr"),
     "1f1b": Way("proxyd"),
     "run-time": Way("proxyd", "run-time"),
+    "offload": Way("proxyd", "offload"),
 }
 
 
@@ -141,8 +144,13 @@ class Pipeline(Halves):
         self.schedule: Any
         if way.schedule == "1f1b":
             self.schedule = Schedule1F1B(stage, options.microbatches, loss_of)
-        else:
+        elif way.schedule == "run-time":
             self.schedule = ScheduleRunTime(stage, options.microbatches, loss_of, activations=options.activations)
+        else:
+            places = max(2, options.activations // 2)  # the others wait in host memory
+            self.schedule = ScheduleRunTime(
+                stage, options.microbatches, loss_of, activations=places, offload=HOST_BYTES
+            )
         self._optimizer = self.optimizer(rank)
 
     def step(self, inputs: Any, targets: Any) -> list[Any]:
@@ -164,8 +172,14 @@ class Pipeline(Halves):
             return {"peak_activation_bytes": under_way * kept_bytes(self.options, self.model, self.rank)}
         said = self.schedule.report
         assert said is not None
+        moves = said.offload
         return {
-            "peak_activation_bytes": said.peak_bytes,
+            # With offload it is counted, without it is reckoned: so many micro-batches of so many bytes.
+            "peak_activation_bytes": said.peak_bytes
+            if moves is None
+            else max(said.peak_bytes, moves.device_peak_bytes),
+            "moved_out": 0 if moves is None else moves.moved_out,
+            "moved_bytes": 0 if moves is None else moves.moved_bytes,
             "waits_seconds": dict(said.waits_s),
             "decision_p50_seconds": said.decision_p50_us / 1e6,
             "decision_p99_seconds": said.decision_p99_us / 1e6,

@@ -61,6 +61,7 @@ def remarks(figures: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"{name}, first stage, last step: predictions before {one['predictions']} of {one['decisions']} "
                 f"decisions, off by {one['prediction_error_seconds'] * 1e3:.0f} ms; waits: {waits or 'none'}"
+                + (f"; {one['moved_out']} activations moved out" if one.get("moved_out") else "")
                 + (f"; {one['fallback']}" if one["fallback"] else "")
             )
     told = figures.get("proxyd")

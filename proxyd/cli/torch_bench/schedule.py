@@ -36,6 +36,7 @@ WAYS = {
     "gloo-bbr": Way("gloo", "bbr", "1f1b"),
     "1f1b": Way("proxyd", None, "1f1b"),
     "run-time": Way("proxyd", None, "run-time"),
+    "offload": Way("proxyd", None, "offload"),
 }
 
 

@@ -11,6 +11,7 @@ that doesn't pays for both at once.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from proxyd.cli.torch_bench.stages import WIDTH, sleep_until
 REPORTED = (
     "activation_bytes",
     "peak_activations",
-    "peak_bytes",
+    "memory_bytes",
     "busy_s",
     "waits_s",
     "decisions_made",
@@ -40,19 +41,33 @@ REPORTED = (
 """Of a run-time schedule's report."""
 
 
+HOST_BYTES = 1 << 30
+"""For activations that wait: more than any of these runs has."""
+KEPT = 4
+"""Times an activation's bytes that a stretched stage keeps beside it: layers keep far more than they send."""
+
+
 class _Gradient(torch.autograd.Function):  # type: ignore[misc] # torch is Any
-    """Passes values and their gradients on, each not before its time."""
+    """Passes values and their gradients on, each not before its time; keeps something large for as long as layers do.
+
+    What is kept has to be there, unchanged, when the gradient comes: it may have been moved meanwhile.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Any, until_ns: int, backward_ns: int) -> Any:
         ctx.backward_ns = backward_ns
+        ctx.save_for_backward(values.detach().expand(KEPT, *values.shape).contiguous())
         ctx.mark_dirty(values)  # itself, and not a view of it: the schedule has to detach it when it splits a backward
         sleep_until(until_ns)
         return values
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        sleep_until(time.monotonic_ns() + ctx.backward_ns)
+        until_ns = time.monotonic_ns() + ctx.backward_ns
+        (kept,) = ctx.saved_tensors
+        if not torch.equal(kept[0], kept[-1]):
+            raise RuntimeError("what the forward kept is not what the backward got")
+        sleep_until(until_ns)
         return gradient, None, None
 
 
@@ -82,6 +97,7 @@ class Stretched(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, activation: Any) -> Any:
         until_ns = time.monotonic_ns() + self._spec["forward_ns"]
+        activation = activation.clone()  # the stage's own: a slice of the batch is the caller's, and stays
         weight = _Weight.apply(self.weight, self._spec["weight_ns"])
         head = torch.tanh(activation[:, : WIDTH * WIDTH].reshape(-1, WIDTH) @ weight)
         rest = activation * self.gain
@@ -167,7 +183,13 @@ class ScheduleBench:
         if said is None:  # 1F1B has as many micro-batches under way as there are stages from here to the last
             held_bytes = kept_bytes(self._module, self._task.input(self._number))
             return {"peak_bytes": min(self._task.count, self._task.stages - self._number) * held_bytes}
-        return {name: getattr(said, name) for name in REPORTED}
+        moves = said.offload
+        return {
+            **{name: getattr(said, name) for name in REPORTED},
+            # With offload it is counted, without it is reckoned: so many micro-batches of so many bytes.
+            "peak_bytes": said.peak_bytes if moves is None else max(said.peak_bytes, moves.device_peak_bytes),
+            "offload": None if moves is None else dataclasses.asdict(moves),
+        }
 
 
 def kept_bytes(module: Any, values: Any) -> int:
@@ -183,6 +205,9 @@ def run_time_schedule(stage: Any, task: Task, spec: dict[str, Any], name: str) -
     """The schedule that chooses as it goes, with or without host memory for activations."""
     from proxyd_client.torch.pipeline import ScheduleRunTime
 
+    if name == "offload":
+        places = max(2, spec["activations"] // 2)
+        return ScheduleRunTime(stage, task.count, task.loss, activations=places, offload=HOST_BYTES)
     return ScheduleRunTime(stage, task.count, task.loss, activations=spec["activations"])
 
 

@@ -190,11 +190,18 @@ def best_of_gloo(result: dict[str, Any]) -> float:
 def words(said: dict[str, Any]) -> str:
     """What a stage's schedule tells of one iteration."""
     waits = ", ".join(f"{why} {seconds * 1e3:.0f} ms" for why, seconds in said["waits_s"].items() if seconds > 0.0005)
-    return (
+    told = (
         f"waits: {waits or 'none'}; backwards split {said['split_backwards']}, whole {said['whole_backwards']}; "
         f"predictions before {said['predictions']} of {said['decisions_made']} decisions, "
-        f"off by {said['prediction_error_s'] * 1e3:.1f} ms" + (f"; {said['fallback']}" if said["fallback"] else "")
+        f"off by {said['prediction_error_s'] * 1e3:.1f} ms"
     )
+    moves = said["offload"]
+    if moves:
+        told += (
+            f"; moved out {moves['moved_out']} ({moves['moved_bytes'] / 1e6:.1f} MB, "
+            f"{moves['host_peak_bytes'] / 1e6:.1f} at once), void {moves['void']}, waited for {moves['surprises']}"
+        )
+    return "; ".join(filter(None, [told, moves and moves["trouble"], said["fallback"]]))
 
 
 def print_settings(console: Console, results: Sequence[dict[str, Any]]) -> None:
