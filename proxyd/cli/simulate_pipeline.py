@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxyd.cli.trace_option import read_trace
 from proxyd.core.errors import EXIT_OK, ConfigError
 from proxyd.core.traces import TRACE_CLASSES, RateTrace
-from proxyd.core.units import parse_duration, parse_size
+from proxyd.core.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from proxyd.sim.pipeline.model import PipelineModel
@@ -36,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--activations", type=int, default=8, help="held on each device (default: 8)")
     parser.add_argument("--offload", type=int, default=24, help="more of them, in host memory (default: 24)")
+    parser.add_argument("--ssd", type=int, default=0, help="more of them, on an SSD of each device (default: 0)")
+    parser.add_argument(
+        "--ssd-rate", metavar="RATE", default="24Gbit", help="of it, written and read (default: 24Gbit, 3 GB/s)"
+    )
     parser.add_argument(
         "--delay", choices=("one-way", "rtt"), default="", help="what the preset's delay is (default: as published)"
     )
@@ -111,6 +115,8 @@ def model_of(args: argparse.Namespace, trace: str | RateTrace, seed: int) -> Pip
         seed=seed,
         activations=args.activations,
         offload=args.offload,
+        ssd=args.ssd,
+        ssd_bytes_per_s=parse_rate(args.ssd_rate),
         loss_penalty=args.loss_penalty,
         delay=args.delay,
         stages=args.stages,
@@ -137,6 +143,8 @@ def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
         "loss_penalty": model.loss_penalty,
         "activations": model.activations,
         "offload": model.offload,
+        "ssd": model.ssd,
+        "ssd_bytes_per_s": model.ssd_bytes_per_s,
         "stages": len(model.stages),
         "pipelines": model.pipelines,
         "micro_batches": model.micro_batches,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ from proxyd.sim.pipeline.engine import Engine, PipelineStalledError, Plant, _Run
 from proxyd.sim.pipeline.model import PipelineModel, Wire
 from proxyd.sim.pipeline.systems import run_system
 from proxyd.sim.pipeline.wan import FairWan, SerialWan
-from proxyd_client.schedule import Kind, Online, Stage, Task
+from proxyd_client.schedule import Kind, Move, Offload, Online, Place, Stage, Task, Tier, Worker
 
 MS = 1_000_000
 SYSTEMS = ("1f1b", "zb_h1", "zb_h2", "crosspipe", "pipemorph", "online_fair", "online", "offload_fair", "proxyd")
@@ -96,29 +98,82 @@ def lies() -> st.SearchStrategy[list[tuple[int, int] | None]]:
     return st.lists(st.one_of(st.none(), st.tuples(eta_ns, uncertainty_ns)), min_size=1, max_size=8)
 
 
+def slower() -> st.SearchStrategy[tuple[int, int, int] | None]:
+    """A slower tier: bytes, and time there and back."""
+    way_ns = st.integers(0, 300 * MS)
+    return st.one_of(st.none(), st.tuples(st.integers(0, 400), way_ns, way_ns))
+
+
+class _Counted(Offload):
+    """Whenever it is asked, every byte of an activation is in one place, and every move can be made."""
+
+    def out(self, worker: Worker, now_ns: int) -> Move | None:
+        progress = next(iter(worker.stages.values()))
+        nbytes, places = progress.stage.activation_bytes, progress.places
+        outside = [number for number, place in places.items() if place == Place.OUT]
+        assert worker.held_bytes == nbytes * (len(places) - len(outside))
+        assert worker.out_bytes == nbytes * len(outside)
+        assert worker.far_bytes == nbytes * len(progress.far.intersection(outside))
+        assert not worker.out_bytes or worker.far_bytes <= worker.out_bytes
+        return super().out(worker, now_ns)
+
+    def out_far(self, worker: Worker, now_ns: int) -> Move | None:
+        move = super().out_far(worker, now_ns)
+        if move is not None and "needs a place" not in move.reason:
+            assert self.ssd is not None
+            progress = worker.stages[move.stage]
+            room_bytes = self.host_bytes - worker.out_bytes + worker.far_bytes
+            assert room_bytes < 2 * progress.stage.activation_bytes, "host memory comes first"
+            needed_ns = self.needed_ns(progress, move.micro_batch, now_ns)
+            assert needed_ns >= now_ns + self.ssd.out_ns + self.ssd.back_ns, (
+                "back before its B, as far as it is foretold"
+            )
+        return move
+
+
 @settings(max_examples=30, deadline=None)
-@given(models(), lies(), st.dictionaries(st.integers(0, 4), st.integers(1, 4)), st.integers(0, 3), st.integers(1, 2))
+@given(
+    models(),
+    lies(),
+    st.dictionaries(st.integers(0, 4), st.integers(1, 4)),
+    st.integers(0, 3),
+    slower(),
+    st.integers(1, 2),
+)
 def test_wrong_predictions_and_quotas_cost_time_but_never_the_step(
-    model: PipelineModel, told: list[tuple[int, int] | None], quotas: dict[int, int], outside: int, each: int
+    model: PipelineModel,
+    told: list[tuple[int, int] | None],
+    quotas: dict[int, int],
+    outside: int,
+    ssd: tuple[int, int, int] | None,
+    each: int,
 ) -> None:
-    """With no place outside, or with one, two or three; with one stage on a worker, or with several."""
+    """With no place outside, or up to three, and four on a slower tier; with one stage on a worker, or several."""
     count = len(model.stages)
     places = count if each == 1 else 2
     row = tuple(tuple(range(place, count, places)) for place in range(places))
     memory = tuple(100 * max(model.activations, len(stages)) for stages in row)
     host_bytes = 100 * outside if each == 1 else 0
-    plant = Plant(row, lambda place, worker: Online(quotas if each == 1 else None), memory, host_bytes=host_bytes)
+    tier = Tier(*ssd) if ssd and host_bytes else None
+    policy = Online(quotas if each == 1 else None)
+    plant = Plant(row, lambda place, worker: policy, memory, host_bytes=host_bytes, ssd=tier)
     engine = _Liars(model, plant, SerialWan(model))
+    for runner in itertools.chain(*engine.runners):
+        if runner.offload is not None:
+            runner.offload = _Counted(host_bytes, runner.offload.transfer_ns, tier)
     engine.lies = told
     result = engine.run()
     ran = [(span.pipeline, span.task) for span in result.spans]
     tasks = sum(2 + stage.weight_parts for stage in model.stages) * model.micro_batches * model.pipelines
     assert len(ran) == len(set(ran)) == tasks, "every task, and none of them twice"
     assert all(peak <= limit for peak, limit in zip(result.peak_bytes, memory, strict=True))
+    far_bytes = tier.nbytes if tier else 0
     assert max(result.host_peak_bytes) <= host_bytes
-    assert all(not (r.worker.held_bytes or r.worker.out_bytes) for each in engine.runners for r in each)
+    assert max(result.ssd_peak_bytes) <= far_bytes
+    for runner in itertools.chain(*engine.runners):
+        assert (runner.worker.held_bytes, runner.worker.out_bytes, runner.worker.far_bytes) == (0, 0, 0)
     if each == 1:
-        assert result.iteration_ns >= bounds(model, model.activations + outside).bound_ns
+        assert result.iteration_ns >= bounds(model, model.activations + outside + far_bytes // 100).bound_ns
 
 
 @settings(max_examples=15, deadline=None)

@@ -129,6 +129,8 @@ def test_a_dead_stage_ends_the_step_with_its_name() -> None:
     [
         ({"activations": 0}, "memory for 0 activations"),
         ({"offload": -1}, "-1 more outside is impossible"),
+        ({"ssd": 4, "offload": 0}, "needs room for one in host memory"),
+        ({"ssd": -4, "offload": 4}, "neither may be below zero"),
         ({"loss_penalty": float("nan")}, "out of range"),
         ({"pipelines": 0}, "above zero"),
         ({"wires": {}}, "no wire between them"),

@@ -6,7 +6,7 @@ a :class:`Decision`, and does what it says. docs/scheduling.md tells how a step 
 
 from __future__ import annotations
 
-from proxyd_client.schedule.offload import Move, Offload
+from proxyd_client.schedule.offload import Move, Offload, Tier
 from proxyd_client.schedule.policy import FixedOrder, Online, Policy, fixed
 from proxyd_client.schedule.tasks import Decision, Kind, Order, Stage, Task
 from proxyd_client.schedule.worker import Place, Worker
@@ -23,6 +23,7 @@ __all__ = [
     "Policy",
     "Stage",
     "Task",
+    "Tier",
     "Worker",
     "fixed",
 ]

@@ -17,6 +17,12 @@ or wrong costs time, never the step.
 leaves one outside. So of all places two are free: when the device is full and the next W lies outside, something can
 still go out, and that W's activation come in; the W runs, and a place is free for good.
 
+**A slower tier** (an SSD) is optional. It is for what the host has no room for, and for long waits only: more than a
+way out, two ways back and two periods, so that nothing turns round as soon as it is there. What only W is left of stays
+off it, but in need. Moves to and from it go straight from and to the device, on ways of their own. The argument above
+holds for the places of both tiers together, for in need the last one of either is taken; and who comes back from one
+tier leaves the last free place on the device to the next B or W, when that lies on the other.
+
 *Needed* is when its B can start. The next B's input is predicted, or it is reckoned from the learned time between an F
 and its gradient; the ones behind it follow at one period each. Without either nothing comes back early except the next
 in line.
@@ -41,6 +47,18 @@ class Move(NamedTuple):
     stage: int
     micro_batch: int
     reason: str
+    far: bool = False
+    """To or from the slower tier."""
+
+
+class Tier(NamedTuple):
+    """Slower memory behind the host's."""
+
+    nbytes: int
+    """Most that may lie there."""
+    out_ns: int
+    """Time of one activation there."""
+    back_ns: int
 
 
 class Offload:
@@ -48,15 +66,19 @@ class Offload:
 
     :param host_bytes: most that may lie in host memory; 0: nothing moves.
     :param transfer_ns: time of one activation across the bus, one way.
+    :param ssd: a slower tier. Without room in host memory for one activation it isn't used.
     """
 
-    def __init__(self, host_bytes: int, transfer_ns: int) -> None:
+    def __init__(self, host_bytes: int, transfer_ns: int, ssd: Tier | None = None) -> None:
         if host_bytes < 0 or transfer_ns < 0:
             raise ArgumentError(
                 f"{host_bytes} bytes of host memory and {transfer_ns} ns per transfer: neither may be below 0"
             )
+        if ssd is not None and min(ssd) < 0:
+            raise ArgumentError(f"a slower tier of {ssd.nbytes} bytes, {ssd.out_ns} ns there and {ssd.back_ns} ns back")
         self.host_bytes = host_bytes
         self.transfer_ns = transfer_ns
+        self.ssd = ssd
 
     def needed_ns(self, progress: StageProgress, micro_batch: int, now_ns: int) -> int:
         """When the B of a micro-batch can start, as far as that can be told; far away when it can't."""
@@ -82,7 +104,7 @@ class Offload:
             return None
         # The last place outside is for making room in need: see the module's text.
         stuck = worker.free_bytes < nbytes and progress.places.get(progress.next[2]) == Place.OUT
-        if worker.out_bytes + (1 if stuck else 2) * nbytes > self.host_bytes:
+        if worker.out_bytes - worker.far_bytes + (1 if stuck else 2) * nbytes > self.host_bytes:
             return None
         running = worker.running
         busy = running.micro_batch if running is not None else -1
@@ -99,41 +121,75 @@ class Offload:
             return Move(True, progress.stage.index, newest, "the next W needs a place on the device")
         return None
 
-    def back(self, worker: Worker, now_ns: int) -> Move | None:
-        """An activation that should come back now, the way in being free."""
-        if not worker.out_bytes:
+    def out_far(self, worker: Worker, now_ns: int) -> Move | None:
+        """An activation that should leave for the slower tier now, the way there being free."""
+        if self.ssd is None:
+            return None
+        progress = self._only(worker)
+        nbytes = progress.stage.activation_bytes
+        if worker.free_bytes >= FREE_PLACES * nbytes or worker.far_bytes + nbytes > self.ssd.nbytes:
+            return None
+        room_bytes = self.host_bytes - (worker.out_bytes - worker.far_bytes)
+        if room_bytes >= 2 * nbytes or self.host_bytes < nbytes:
+            return None
+        running = worker.running
+        busy = running.micro_batch if running is not None else -1
+        newest = self._last_here(progress, progress.next[1] + 1, progress.next[0], busy)
+        if newest is not None:
+            wait_ns = self.needed_ns(progress, newest, now_ns) - now_ns
+            if self.ssd.out_ns + self.lead_ns(progress, far=True) < wait_ns < NOT_BEFORE_NS // 2:
+                said = f"host memory is full, and it is needed last: in {wait_ns / 1e6:.0f} ms"
+                return Move(True, progress.stage.index, newest, said, far=True)
+        if room_bytes < nbytes and worker.free_bytes < nbytes and progress.places.get(progress.next[2]) == Place.OUT:
+            if newest is None:
+                newest = self._last_here(progress, progress.next_whole_weight + 1, progress.next[1], busy)
+            if newest is not None:
+                said = "the next W needs a place on the device, and host memory is full"
+                return Move(True, progress.stage.index, newest, said, far=True)
+        return None
+
+    def back(self, worker: Worker, now_ns: int, *, far: bool = False) -> Move | None:
+        """An activation that should come back now from host memory (far: from the slower tier), the way being free."""
+        if not (worker.far_bytes if far else worker.out_bytes):
             return None
         progress = self._only(worker)
         index, free = progress.stage.index, worker.free_bytes // progress.stage.activation_bytes
+        first, weight = progress.next[1], progress.next[2]
+        urgent = [(first, "its B is the next one")]
+        urgent += [(one, "its W is the next one") for one in range(weight, min(progress.next_whole_weight + 1, first))]
+        for number, why in urgent:
+            if progress.places.get(number) == Place.OUT:
+                if (number in progress.far) == far:
+                    return Move(False, index, number, why, far) if free else None
+                free -= 1  # for this one, which comes from the other tier
         if free < 1:
             return None
-        places, first, weight = progress.places, progress.next[1], progress.next[2]
-        if places.get(first) == Place.OUT:
-            return Move(False, index, first, "its B is the next one")
-        for waiting in range(weight, min(progress.next_whole_weight + 1, first)):
-            if places.get(waiting) == Place.OUT:
-                return Move(False, index, waiting, "its W is the next one")
-        number = self._first_out(progress, first + 1, progress.next[0])
-        if number is not None and self.needed_ns(progress, number, now_ns) - now_ns <= self.lead_ns(progress):
-            return Move(False, index, number, "its B is near")
-        number = self._first_out(progress, weight + 1, first)
-        if number is not None and free >= FREE_PLACES and progress.next[0] == worker.micro_batches:
-            return Move(False, index, number, "no F is left, so its W is near")
+        near = self._first_out(progress, first + 1, progress.next[0], far)
+        if near is not None and self.needed_ns(progress, near, now_ns) - now_ns <= self.lead_ns(progress, far=far):
+            return Move(False, index, near, "its B is near", far)
+        near = self._first_out(progress, weight + 1, first, far)
+        if near is not None and free >= FREE_PLACES and progress.next[0] == worker.micro_batches:
+            return Move(False, index, near, "no F is left, so its W is near", far)
         return None
 
-    def lead_ns(self, progress: StageProgress) -> int:
+    def lead_ns(self, progress: StageProgress, *, far: bool = False) -> int:
         """So long before its B an activation starts to come back."""
-        return 2 * self.transfer_ns + 2 * progress.period_ns
+        way_ns = self.ssd.back_ns if far and self.ssd is not None else self.transfer_ns
+        return 2 * way_ns + 2 * progress.period_ns
 
     def next_ns(self, worker: Worker, now_ns: int) -> int:
         """When to ask for :meth:`back` again though nothing happened; 0: no need."""
         if not worker.out_bytes:
             return 0
         progress = self._only(worker)
-        number = self._first_out(progress, progress.next[1], progress.next[0])
+        found = [self._next_ns(progress, now_ns, far) for far in ((False, True) if worker.far_bytes else (False,))]
+        return min((due_ns for due_ns in found if due_ns), default=0)
+
+    def _next_ns(self, progress: StageProgress, now_ns: int, far: bool) -> int:
+        number = self._first_out(progress, progress.next[1], progress.next[0], far)
         if number is None:
             return 0
-        lead_ns = self.lead_ns(progress)
+        lead_ns = self.lead_ns(progress, far=far)
         due_ns = self.needed_ns(progress, number, now_ns) - lead_ns
         # Of a gradient that is overdue nothing is known, then as now: its arrival will say. Asking before were polling.
         if not now_ns < due_ns < NOT_BEFORE_NS // 2 or self.needed_ns(progress, number, due_ns) - due_ns > lead_ns:
@@ -145,15 +201,15 @@ class Offload:
         """The last micro-batch of a range whose activation is on the device and that no running task uses."""
         places = progress.places
         for number in range(end - 1, begin - 1, -1):
-            if number != busy and places.get(number) == Place.DEVICE:
+            if number != busy and places.get(number) == Place.DEVICE and number not in progress.moving:
                 return number
         return None
 
     @staticmethod
-    def _first_out(progress: StageProgress, begin: int, end: int) -> int | None:
+    def _first_out(progress: StageProgress, begin: int, end: int, far: bool) -> int | None:
         places = progress.places
         for number in range(begin, end):
-            if places.get(number) == Place.OUT:
+            if places.get(number) == Place.OUT and (number in progress.far) == far:
                 return number
         return None
 

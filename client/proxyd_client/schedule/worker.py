@@ -37,9 +37,11 @@ class StageProgress:
         "arrived",
         "backward_done_ns",
         "durations_ns",
+        "far",
         "foretold",
         "forward_done_ns",
         "learned",
+        "moving",
         "next",
         "places",
         "round_trip_ns",
@@ -61,6 +63,10 @@ class StageProgress:
         self.learned = [False, False, False]
         self.places: dict[int, Place] = {}
         """By micro-batch whose activation is held."""
+        self.far: set[int] = set()
+        """Of those that are out, or leaving: on the slower tier."""
+        self.moving: set[int] = set()
+        """Being copied out; some of these copies may be void."""
         self.forward_done_ns: dict[int, int] = {}
         """By micro-batch whose gradient isn't back."""
         self.backward_done_ns = 0
@@ -100,7 +106,9 @@ class Worker:
         """On the device."""
         self.peak_bytes = 0
         self.out_bytes = 0
-        """In host memory."""
+        """In host memory, and on the slower tier."""
+        self.far_bytes = 0
+        """Of these, on the slower tier."""
         self.running: Task | None = None
         self._started_ns = 0
         self._tasks_left = sum(2 + stage.weight_parts for stage in stages) * micro_batches
@@ -233,35 +241,51 @@ class Worker:
 
     # -------------------------------------------------------------------------------------- events: host memory
 
-    def leave(self, stage: int, micro_batch: int) -> None:
-        """An activation starts to move to host memory."""
+    def leave(self, stage: int, micro_batch: int, *, far: bool = False) -> None:
+        """An activation starts to move to host memory, or (far) to the slower tier."""
         self._move(stage, micro_batch, Place.DEVICE, Place.LEAVING)
+        progress = self.stages[stage]
+        progress.moving.add(micro_batch)
+        if far:
+            progress.far.add(micro_batch)
 
     def left(self, stage: int, micro_batch: int) -> bool:
         """The move is over. False: it is void, for its B or W has begun; what was copied is thrown away."""
         progress = self.stages[stage]
+        progress.moving.discard(micro_batch)
         if progress.places.get(micro_batch) != Place.LEAVING:
+            progress.far.discard(micro_batch)
             return False
         progress.places[micro_batch] = Place.OUT
-        self.held_bytes -= progress.stage.activation_bytes
-        self.out_bytes += progress.stage.activation_bytes
+        nbytes = progress.stage.activation_bytes
+        self.held_bytes -= nbytes
+        self.out_bytes += nbytes
+        if micro_batch in progress.far:
+            self.far_bytes += nbytes
         return True
 
     def stayed(self, stage: int, micro_batch: int) -> None:
         """The move failed: it is on the device still."""
         self._move(stage, micro_batch, Place.LEAVING, Place.DEVICE)
+        progress = self.stages[stage]
+        progress.moving.discard(micro_batch)
+        progress.far.discard(micro_batch)
 
     def come_back(self, stage: int, micro_batch: int, *, beyond_limit: bool = False) -> None:
         """An activation starts to move back: from now on it takes device memory.
 
         ``beyond_limit``: also where there is none within the limit, for otherwise the step could not go on.
         """
-        nbytes = self.stages[stage].stage.activation_bytes
+        progress = self.stages[stage]
+        nbytes = progress.stage.activation_bytes
         if nbytes > self.free_bytes and not beyond_limit:
             raise ArgumentError(f"activation {micro_batch} can't come back: {self.free_bytes} bytes are free")
         self._move(stage, micro_batch, Place.OUT, Place.RETURNING)
         self._hold(nbytes)
         self.out_bytes -= nbytes
+        if micro_batch in progress.far:
+            progress.far.remove(micro_batch)
+            self.far_bytes -= nbytes
 
     def came_back(self, stage: int, micro_batch: int) -> None:
         """It is on the device again."""

@@ -14,7 +14,7 @@ from functools import partial
 from proxyd.core.errors import ProxydError
 from proxyd.sim.pipeline.model import NANOS, PipelineModel
 from proxyd.sim.pipeline.wan import Direction, Wan
-from proxyd_client.schedule.offload import Offload
+from proxyd_client.schedule.offload import Move, Offload, Tier
 from proxyd_client.schedule.policy import Policy
 from proxyd_client.schedule.tasks import Kind, Stage, Task
 from proxyd_client.schedule.worker import Worker
@@ -53,6 +53,8 @@ class Plant:
     policy: Callable[[int, Worker], Policy]
     memory_bytes: tuple[int, ...]
     host_bytes: int = 0
+    ssd: Tier | None = None
+    """Behind the host's memory, of each worker."""
     fused: bool = False
     """Backward is one piece: the gradient of the input leaves at the end of W."""
 
@@ -66,6 +68,7 @@ class StepResult:
     peak_bytes: list[int]
     """On each worker's device, the most of all pipelines."""
     host_peak_bytes: list[int]
+    ssd_peak_bytes: list[int]
     memory: list[list[tuple[int, int, int]]]
     """Of the first pipeline's workers: (time, bytes on the device, bytes outside)."""
     use: dict[Direction, list[tuple[int, int]]]
@@ -87,13 +90,15 @@ class _Runner:
         self.policy = plant.policy(place, self.worker)
         self.offload: Offload | None = None
         if plant.host_bytes:
-            self.offload = Offload(plant.host_bytes, stages[0].activation_bytes * NANOS // model.bus_bytes_per_s)
+            transfer_ns = stages[0].activation_bytes * NANOS // model.bus_bytes_per_s
+            self.offload = Offload(plant.host_bytes, transfer_ns, plant.ssd)
         self.dead = False
-        self.host_peak_bytes = 0
+        self.host_peak_bytes = self.ssd_peak_bytes = 0
         self.memory: list[tuple[int, int, int]] = [(0, 0, 0)]
         self.waits = ""
         self.moves = 0
-        self._way_busy = [False, False]
+        self._busy_ways: set[tuple[bool, bool]] = set()
+        """(outwards, to or from the slower tier); each carries one activation at a time."""
         self._asked_ns = 0
         self._wake_ns = 0
 
@@ -121,18 +126,18 @@ class _Runner:
             engine.left -= 1
         self.look()
 
-    def _left(self, stage: int, micro_batch: int) -> None:
-        self._way_busy[0] = False
-        if not self.dead:
-            self.worker.left(stage, micro_batch)
-            self.host_peak_bytes = max(self.host_peak_bytes, self.worker.out_bytes)
-            self.look()
-
-    def _back(self, stage: int, micro_batch: int) -> None:
-        self._way_busy[1] = False
-        if not self.dead:
-            self.worker.came_back(stage, micro_batch)
-            self.look()
+    def _moved(self, move: Move) -> None:
+        self._busy_ways.remove((move.outwards, move.far))
+        if self.dead:
+            return
+        worker = self.worker
+        if move.outwards:
+            worker.left(move.stage, move.micro_batch)
+            self.host_peak_bytes = max(self.host_peak_bytes, worker.out_bytes - worker.far_bytes)
+            self.ssd_peak_bytes = max(self.ssd_peak_bytes, worker.far_bytes)
+        else:
+            worker.came_back(move.stage, move.micro_batch)
+        self.look()
 
     # --------------------------------------------------------------------------------- what is done then
 
@@ -177,23 +182,31 @@ class _Runner:
 
     def _move(self, offload: Offload) -> None:
         clock, worker = self.engine.clock, self.worker
-        if not self._way_busy[1]:
-            move = offload.back(worker, clock.now_ns)
-            if move is not None:
-                worker.come_back(move.stage, move.micro_batch)
-                self._way_busy[1] = True
-                clock.after(offload.transfer_ns, self._back, move.stage, move.micro_batch)
-            else:
-                due_ns = offload.next_ns(worker, clock.now_ns)
-                if due_ns:
-                    self._wake_at(due_ns)
-        if not self._way_busy[0]:
-            move = offload.out(worker, clock.now_ns)
-            if move is not None:
-                worker.leave(move.stage, move.micro_batch)
-                self._way_busy[0] = True
-                self.moves += 1
-                clock.after(offload.transfer_ns, self._left, move.stage, move.micro_batch)
+        ssd = offload.ssd
+        tiers = [(False, offload.transfer_ns, offload.transfer_ns)]
+        if ssd is not None:
+            tiers.append((True, ssd.out_ns, ssd.back_ns))
+        for far, _, back_ns in tiers:
+            if (False, far) not in self._busy_ways:
+                move = offload.back(worker, clock.now_ns, far=far)
+                if move is not None:
+                    worker.come_back(move.stage, move.micro_batch)
+                    self._begin(move, back_ns)
+                else:
+                    due_ns = offload.next_ns(worker, clock.now_ns)
+                    if due_ns:
+                        self._wake_at(due_ns)
+        for far, out_ns, _ in tiers:
+            if (True, far) not in self._busy_ways:
+                move = (offload.out_far if far else offload.out)(worker, clock.now_ns)
+                if move is not None:
+                    worker.leave(move.stage, move.micro_batch, far=far)
+                    self.moves += 1
+                    self._begin(move, out_ns)
+
+    def _begin(self, move: Move, took_ns: int) -> None:
+        self._busy_ways.add((move.outwards, move.far))
+        self.engine.clock.after(took_ns, self._moved, move)
 
 
 class Engine:
@@ -238,6 +251,7 @@ class Engine:
             spans=self.spans,
             peak_bytes=[max(row[place].worker.peak_bytes for row in self.runners) for place in places],
             host_peak_bytes=[max(row[place].host_peak_bytes for row in self.runners) for place in places],
+            ssd_peak_bytes=[max(row[place].ssd_peak_bytes for row in self.runners) for place in places],
             memory=[runner.memory for runner in self.runners[0]],
             use={
                 direction: [(max(0, begin - start_ns), end - start_ns) for begin, end in stretches if end > start_ns]

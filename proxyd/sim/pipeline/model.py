@@ -26,6 +26,8 @@ ACTIVATION_BYTES = 1 << 30
 """Of one micro-batch on one GPU: ten layers of a 70B model with sequence 4096, in bf16, split over 8 GPUs."""
 BUS_BYTES_PER_S = 24_000_000_000
 """PCIe 4.0 x16, as copies from pinned memory reach it; both ways at once."""
+SSD_BYTES_PER_S = 3_000_000_000
+"""One drive with PCIe 4.0, as it writes for long; it reads faster, and each GPU has to have one of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class PipelineModel:
     offload: int = 0
     """Room for so many more in host memory."""
     bus_bytes_per_s: int = BUS_BYTES_PER_S
+    ssd: int = 0
+    """Room for so many more on an SSD, used when host memory is full."""
+    ssd_bytes_per_s: int = SSD_BYTES_PER_S
+    """Of each worker, written and read."""
     loss_penalty: float = 0.15
     """Fair sharing: n busy connections together get ``1 / (1 + penalty * (n - 1))`` of the rate."""
     local_ns: int = 0
@@ -71,6 +77,11 @@ class PipelineModel:
             raise ConfigError(
                 f"memory for {self.activations} activations and {self.offload} more outside is impossible: a stage "
                 f"holds one at least"
+            )
+        if self.ssd < 0 or self.ssd_bytes_per_s < 1 or (self.ssd and not self.offload):
+            raise ConfigError(
+                f"room for {self.ssd} activations on an SSD at {self.ssd_bytes_per_s} bytes/s is impossible: neither "
+                f"may be below zero, nor the rate zero, and it needs room for one in host memory"
             )
         if not 0 <= self.loss_penalty <= 10 or not 0 <= self.jitter < 1:
             raise ConfigError(f"loss penalty {self.loss_penalty} or jitter {self.jitter} is out of range (0..10, 0..1)")
@@ -97,6 +108,11 @@ class PipelineModel:
     def transfer_ns(self, stage: int) -> int:
         """One activation across the bus, one way."""
         return self.stages[stage].activation_bytes * NANOS // self.bus_bytes_per_s
+
+    @property
+    def outside(self) -> int:
+        """Room for so many activations in host memory and on the SSD."""
+        return self.offload + self.ssd
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,6 +170,8 @@ def preset_model(
     micro_batches: int = MICRO_BATCHES,
     speeds: tuple[float, ...] = (),
     weight_parts: int = WEIGHT_PARTS,
+    ssd: int = 0,
+    ssd_bytes_per_s: int = SSD_BYTES_PER_S,
     message_bytes: int = MESSAGE_BYTES,
     period_ns: int = COMPUTE_NS // MICRO_BATCHES,
 ) -> PipelineModel:
@@ -204,6 +222,8 @@ def preset_model(
         },
         activations=activations,
         offload=offload,
+        ssd=ssd,
+        ssd_bytes_per_s=ssd_bytes_per_s,
         loss_penalty=loss_penalty,
         seed=seed,
     )

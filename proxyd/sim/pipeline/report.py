@@ -65,6 +65,7 @@ class Experiment:
             "ratio_to_own_bound": round(took_ns / one.bound_ns, 5),
             "peak_activations": round(max(one.result.peak_bytes) / nbytes, 2),
             "peak_host_activations": round(max(one.result.host_peak_bytes) / nbytes, 2),
+            "peak_ssd_activations": round(max(one.result.ssd_peak_bytes) / nbytes, 2),
             "moves": one.result.moves,
             "assumptions": one.assumptions,
         }

@@ -34,9 +34,10 @@ from proxyd.core.errors import ConfigError
 from proxyd.sim.pipeline.bounds import bounds
 from proxyd.sim.pipeline.engine import Engine, Plant, StepResult
 from proxyd.sim.pipeline.granted import GrantedWan
-from proxyd.sim.pipeline.model import PipelineModel
+from proxyd.sim.pipeline.model import NANOS, PipelineModel
 from proxyd.sim.pipeline.wan import FairWan, SerialWan, Wan
 from proxyd_client.schedule import orders
+from proxyd_client.schedule.offload import Tier
 from proxyd_client.schedule.planner import Hop, plan
 from proxyd_client.schedule.policy import Online, Policy, fixed
 from proxyd_client.schedule.tasks import Order, Stage
@@ -134,7 +135,10 @@ def _online_plant(model: PipelineModel, offload: bool, quotas: Mapping[int, int]
     def policy(place: int, worker: Worker) -> Policy:
         return Online(quotas)
 
-    return Plant(_row(model), policy, memory, host_bytes=host)
+    nbytes = model.stages[0].activation_bytes
+    way_ns = nbytes * NANOS // model.ssd_bytes_per_s
+    ssd = Tier(model.ssd * nbytes, way_ns, way_ns) if offload and model.ssd else None
+    return Plant(_row(model), policy, memory, host_bytes=host, ssd=ssd)
 
 
 def _crosspipe(model: PipelineModel, stages: tuple[Stage, ...]) -> Plant:
@@ -212,10 +216,10 @@ def recipe(name: str, model: PipelineModel, quotas: Mapping[int, int] | None = N
         case "online":
             return Recipe(_online_plant(model, False, quotas), SerialWan, (), serial, model.activations)
         case "offload_fair":
-            room = model.activations + model.offload
+            room = model.activations + model.outside
             return Recipe(_online_plant(model, True, quotas), FairWan, (), fair, room)
         case "proxyd" | "proxyd_core":
-            room = model.activations + model.offload
+            room = model.activations + model.outside
             plant = _online_plant(model, True, quotas)
             if name == "proxyd_core":
                 return Recipe(plant, GrantedWan, (), "granted by proxyd's core, which is told nothing", room)

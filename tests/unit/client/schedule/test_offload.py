@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxyd_client.errors import ArgumentError
-from proxyd_client.schedule import Kind, Move, Offload, Online, Place, Stage, Task, Worker
+from proxyd_client.schedule import Kind, Move, Offload, Online, Place, Stage, Task, Tier, Worker
 
 MS = 1_000_000
 F, B, W = Kind.F, Kind.B, Kind.W
@@ -159,6 +159,76 @@ def test_an_f_leaves_room_for_what_must_come_back() -> None:
     assert "memory is full (3 of 4 bytes)" in said.reason
 
 
+def with_a_full_host(wait_ms: int) -> tuple[Worker, Offload]:
+    """Two of four places outside are taken, the last one is for need; the next gradient comes after a while."""
+    worker = filled(6, 6)
+    for number in (5, 4):
+        worker.leave(0, number)
+        worker.left(0, number)
+    for number in (6, 7):
+        worker.start(Task(F, 0, number), 60 * MS)
+        worker.finish(60 * MS)
+    worker.foretell(B, 0, 0, wait_ms * MS, 0)
+    return worker, Offload(3, 5 * MS, Tier(2, 60 * MS, 100 * MS))
+
+
+def test_the_slower_tier_is_for_long_waits_when_host_memory_is_full() -> None:
+    worker, offload = with_a_full_host(500)
+    assert offload.out(worker, 60 * MS) is None
+    move = offload.out_far(worker, 60 * MS)
+    assert move is not None
+    assert (move.micro_batch, move.far, move.outwards) == (7, True, True)
+    assert "host memory is full" in move.reason
+    assert Offload(8, 5 * MS, Tier(2, 60 * MS, 100 * MS)).out_far(worker, 60 * MS) is None, "the host has room"
+    assert Offload(3, 5 * MS, Tier(0, 60 * MS, 100 * MS)).out_far(worker, 60 * MS) is None, "it is full"
+    assert Offload(3, 5 * MS).out_far(worker, 60 * MS) is None, "there is none"
+    near, offload = with_a_full_host(61)
+    assert offload.out_far(near, 60 * MS) is None, "it would not be back in time"
+
+
+def test_what_is_on_the_slower_tier_starts_back_as_early_as_its_way_is_long() -> None:
+    worker, offload = with_a_full_host(500)
+    worker.leave(0, 7, far=True)
+    assert worker.left(0, 7)
+    assert (worker.out_bytes, worker.far_bytes, worker.held_bytes) == (3, 1, 5)
+    assert offload.back(worker, 60 * MS, far=True) is None
+    due_ns = (500 + 7 * 30 - 2 * 100 - 2 * 30) * MS
+    assert offload.back(worker, due_ns - 1, far=True) is None
+    assert offload.back(worker, due_ns, far=True) == Move(False, 0, 7, "its B is near", far=True)
+    assert offload.next_ns(worker, 60 * MS) == due_ns, "before one that is needed earlier and lies nearer"
+    worker.come_back(0, 7)
+    worker.came_back(0, 7)
+    assert (worker.out_bytes, worker.far_bytes, worker.held_bytes) == (2, 0, 6)
+
+
+def test_the_last_free_place_is_for_the_next_one_from_whichever_tier() -> None:
+    worker = filled(2, 2)
+    worker.leave(0, 0, far=True)
+    worker.leave(0, 1)
+    assert worker.left(0, 0)
+    assert worker.left(0, 1)
+    worker.start(Task(F, 0, 2), 20 * MS)
+    worker.finish(30 * MS)
+    worker.arrived(B, 0, 0, 40 * MS)
+    offload = Offload(3, 5 * MS, Tier(2, 40 * MS, 50 * MS))
+    assert offload.back(worker, 40 * MS) is None, "B1 is near, but the only place is for B0"
+    assert offload.back(worker, 40 * MS, far=True) == Move(False, 0, 0, "its B is the next one", far=True)
+
+
+def test_a_void_move_to_the_slower_tier_is_forgotten_and_not_begun_again_meanwhile() -> None:
+    worker = filled(3)
+    worker.leave(0, 0, far=True)
+    worker.arrived(B, 0, 0, 40 * MS)
+    worker.start(Task(B, 0, 0), 40 * MS)
+    worker.finish(50 * MS)
+    worker.foretell(B, 0, 1, 51 * MS, 0)
+    offload = Offload(9, 5 * MS)
+    assert worker.stages[0].moving == {0}
+    assert offload._last_here(worker.stages[0], 0, 1, -1) is None, "its copy is still under way"
+    assert not worker.left(0, 0)
+    assert (worker.out_bytes, worker.far_bytes, worker.stages[0].far, worker.stages[0].moving) == (0, 0, set(), set())
+
+
 def test_bad_moves_and_figures_are_refused() -> None:
     worker = filled(4)
     with pytest.raises(ArgumentError, match="is not out"):
@@ -167,6 +237,8 @@ def test_bad_moves_and_figures_are_refused() -> None:
         worker.leave(0, 7)
     with pytest.raises(ArgumentError, match="neither may be below 0"):
         Offload(-1, 0)
+    with pytest.raises(ArgumentError, match="slower tier of -1 bytes"):
+        Offload(1, 0, Tier(-1, 0, 0))
     two = Worker([Stage(0, True, False), Stage(1, False, True)], 4, 2)
     with pytest.raises(ArgumentError, match="one stage"):
         Offload(10, 1).out(two, 0)
