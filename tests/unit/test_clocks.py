@@ -16,6 +16,7 @@ ALLOWED = {
     "proxyd/coordinator/policy_keeper.py": "calendars count in wall clock time: that is what they are",
     "proxyd/core/policy.py": "the same",
     "proxyd/runtime/logs.py": "time stamps of log lines",
+    "proxyd/runtime/reloading.py": "when the file in force was read, for people: a metric in Unix time",
     "proxyd/runtime/tls.py": "certificates are valid from one date to another",
 }
 
