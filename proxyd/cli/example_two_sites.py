@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from proxyd.cli.torch_bench.options import add_line_arguments, add_step_arguments
 
     parser.add_argument("--ways", default=WAYS, help=f"some of {WAYS} (default: all)")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of each way, after two (default: 8)")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of each way, after two (default: 6)")
     parser.add_argument(
         "--ratio", type=float, default=1.0, help="communication / computation, sets the link's mean rate (default: 1)"
     )

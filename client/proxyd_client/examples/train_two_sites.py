@@ -316,7 +316,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Checked: a pipeline of two stages needs two layers, and a way has to exist."""
     parser = argparse.ArgumentParser(description="A GPT's halves at two sites, several ways in turns.")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of each way, after warm-up (default: 8)")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of each way, after warm-up (default: 6)")
     parser.add_argument("--microbatches", type=int, default=16, help="of a step (default: 16)")
     parser.add_argument("--sequences", type=int, default=8, help="of a micro-batch (default: 8)")
     parser.add_argument("--activations", type=int, default=8, help="held at most by run-time schedules (default: 8)")

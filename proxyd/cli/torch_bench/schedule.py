@@ -153,6 +153,7 @@ def measure_on(
             answers = ranks.ask("schedule", way=way, spec=spec, schedule=WAYS[way].schedule)
             time.sleep(SETTLE_S)
             crossed, dropped = sites.crossed(before)
+            believed = sites.believed_rates()
             for stage, (answer, expected) in enumerate(zip(answers, proof, strict=True)):
                 if any(answer[name] != value for name, value in expected.items()):
                     raise ProxydError(
@@ -160,10 +161,20 @@ def measure_on(
                         next_step="Report this",
                     )
             seconds = (max(answer["end_ns"] for answer in answers) - answers[0]["at_ns"]) / 1e9
-            report(f"{scenario.describe()}: {way} {number + 1}/{scenario.iterations}: {seconds:.3f} s")
+            said = ", ".join(f"{link} {rate * 8 / 1e6:.0f}" for link, rate in believed.items())
+            turn_of = f"{scenario.describe()}: {way} {number + 1}/{scenario.iterations}"
+            report(f"{turn_of}: {seconds:.3f} s; granted now: {said} Mbit/s")
             if number >= 0:
                 own = [answer["report"] for answer in answers]
-                runs[way].append({"seconds": seconds, "wan_bytes": crossed, "dropped_packets": dropped, "stages": own})
+                runs[way].append(
+                    {
+                        "seconds": seconds,
+                        "wan_bytes": crossed,
+                        "dropped_packets": dropped,
+                        "stages": own,
+                        "believed_bytes_per_s": believed,
+                    }
+                )
         if number == PATIENCE - 1:
             medians = {way: statistics.median(run["seconds"] for run in seen) for way, seen in runs.items()}
             hopeless = {way for way, median in medians.items() if median > HOPELESS * min(medians.values())}
@@ -196,5 +207,6 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "wan_bytes_per_iteration": statistics.median(run["wan_bytes"] for run in runs),
         "dropped_packets_per_iteration": statistics.median(run["dropped_packets"] for run in runs),
         "peak_activation_bytes": held,
+        "believed_bytes_per_s": [run["believed_bytes_per_s"] for run in runs],
         "stages": middle["stages"],
     }

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from proxyd.cli.cluster import Cluster
+from proxyd.cli.scrape import scrape
 from proxyd.cli.torch_bench.options import Line
 from proxyd.wan import LinkSpec, Wan, WanError
 from proxyd.wan.counters import LinkCounters
@@ -149,6 +150,12 @@ class TwoSites:
         """Bytes that have crossed the WAN since, both ways together, and packets that found a buffer full."""
         added = [now.since(before[link]) for link, now in self.wan.counters().items()]
         return sum(one.passed_bytes for one in added), sum(one.dropped_packets for one in added)
+
+    def believed_rates(self) -> dict[str, float]:
+        """Payload rate that the coordinator would grant now, bytes/s, by link: what it makes of a rate that moves."""
+        now = scrape(self.cluster.coordinator.metrics)
+        links = [f"{src}->{dst}" for src, dst in (SITES, SITES[::-1])]
+        return {link: now.total("proxyd_link_rate_bytes_per_second", link=link) for link in links}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
