@@ -8,15 +8,18 @@ deploy/kubernetes/alerts.yaml from the rules; the dashboards are made by tools/d
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "proxyd.rules.yml"
+DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 KUBERNETES = ROOT / "deploy" / "kubernetes" / "alerts.yaml"
 HEAD = """\
 # GENERATED from deploy/prometheus/proxyd.rules.yml by tools/monitoring.py --write. For the Prometheus operator.
@@ -47,17 +50,37 @@ def for_kubernetes() -> str:
     return HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
 
 
+def expressions_as_rules() -> str:
+    """What the dashboards ask for, as rules that promtool can judge. Variables stand in strings, but for one."""
+    boards = [json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))]
+    targets = [target for board in boards for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = [
+        {"record": f"dashboards:expression_{number}", "expr": target["expr"].replace("$__rate_interval", "1m")}
+        for number, target in enumerate(targets)
+    ]
+    return json.dumps({"groups": [{"name": "dashboards", "rules": rules}]})  # JSON is YAML
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="make the Kubernetes manifest, and check nothing")
     if parser.parse_args().write:
         KUBERNETES.write_text(for_kubernetes())
         return 0
+    with tempfile.NamedTemporaryFile("w", prefix="dashboards-", suffix=".rules.yml") as scratch:
+        scratch.write(expressions_as_rules())
+        scratch.flush()
+        return check(scratch.name)
+
+
+def check(expressions: str) -> int:
+    """The verdict on everything: 1 when something is wrong. ``expressions``: a file with those of the dashboards."""
     commands = [
         [tool("promtool"), "check", "config", str(PROMETHEUS / "prometheus.yml")],
         # Its rules are where they are in the container.
         [tool("promtool"), "check", "config", "--syntax-only", str(ROOT / "deploy" / "compose" / "prometheus.yml")],
         [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES)],
+        [tool("promtool"), "check", "rules", expressions],
         [tool("promtool"), "test", "rules", str(PROMETHEUS / "proxyd.rules.test.yml")],
         [sys.executable, str(ROOT / "tools" / "dashboards.py"), "--check"],
     ]
