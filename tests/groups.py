@@ -27,6 +27,7 @@ GROUPS = {
         "e2e/test_failover.py",
         "e2e/test_faults.py",
         "e2e/test_first_run.py",
+        "e2e/test_forward.py",
         "e2e/test_life.py",
         "e2e/test_membership.py",
         "e2e/test_messages.py",

@@ -31,6 +31,7 @@ from proxyd.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MissingExtraErr
 COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("proxyd.cli.agent", "run the daemon of a trainer's host or gateway"),
     "coordinator": ("proxyd.cli.coordinator", "run the daemon that owns links and grants slots"),
+    "forward": ("proxyd.cli.forward", "paced TCP for programs that know nothing of proxyd: port, SOCKS5, HTTP CONNECT"),
     "dev": ("proxyd.cli.dev", "a coordinator and agents on this machine, to try things out"),
     "demo": ("proxyd.cli.demo", "plain TCP beside proxyd on an emulated WAN"),
     "example pipeline": (
@@ -64,6 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench torch-allreduce": ("proxyd.cli.bench_torch_allreduce", "a sum over the ranks of two sites, beside gloo"),
     "bench torch-local": ("proxyd.cli.bench_torch_local", "send and recv between two ranks on one host, beside gloo"),
     "bench ways": ("proxyd.cli.bench_ways", "far coordinators, both directions at once, urgent messages"),
+    "bench forward": ("proxyd.cli.bench_forward", "a file through proxyd forward, beside tensors"),
     "bench predict": ("proxyd.cli.bench_predict", "how well a receiver knows when a tensor will be there"),
     "simulate link": ("proxyd.cli.simulate_link", "a link that changes, simulated: use, queue, loss, completion times"),
     "simulate faults": ("proxyd.cli.simulate_faults", "crashes, cuts and partitions, simulated: nothing may be lost"),

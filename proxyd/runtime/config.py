@@ -50,6 +50,7 @@ from proxyd.runtime.config_fields import (
     Streams,
     TimeZoneText,
 )
+from proxyd.runtime.config_forward import ForwardConfig
 from proxyd.runtime.config_links import (
     BottleneckConfig,
     ClassConfig,
@@ -356,6 +357,8 @@ class Config(Section):
     jobs: tuple[JobConfig, ...] = Field(default=(), alias="job")
     classes: tuple[ClassConfig, ...] = Field(default=(), alias="class")
     bottlenecks: tuple[BottleneckConfig, ...] = Field(default=(), alias="bottleneck")
+    forwards: tuple[ForwardConfig, ...] = Field(default=(), alias="forward")
+    """Read by proxyd forward."""
     log: LogConfig = LogConfig()
 
     @property

@@ -13,6 +13,7 @@ import pytest
 
 from proxyd.cli.main import main
 from proxyd.runtime.config import AgentConfig, CoordinatorConfig, LinkConfig, LogConfig, load_config
+from proxyd.runtime.config_forward import ForwardConfig
 from proxyd.runtime.config_links import ClassConfig, JobConfig
 from proxyd.runtime.environment import KNOWN
 
@@ -57,7 +58,7 @@ def test_units_are_clean(unit: Path, tmp_path: Path) -> None:
 
 
 def test_units_run_commands_that_exist() -> None:
-    assert {unit.stem for unit in UNITS} == {"proxyd-agent", "proxyd-coordinator"}
+    assert {unit.stem for unit in UNITS} == {"proxyd-agent", "proxyd-coordinator", "proxyd-forward"}
     for unit in UNITS:
         command = re.search(r"^ExecStart=/opt/proxyd/bin/proxyd (\w+) --config (\S+)$", unit.read_text(), re.MULTILINE)
         assert command is not None
@@ -98,7 +99,7 @@ def test_sysctl_keys_exist() -> None:
 
 def test_every_key_and_variable_is_documented() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
-    for model in (AgentConfig, CoordinatorConfig, LinkConfig, JobConfig, ClassConfig, LogConfig):
+    for model in (AgentConfig, CoordinatorConfig, LinkConfig, JobConfig, ClassConfig, ForwardConfig, LogConfig):
         for name, field in model.model_fields.items():
             assert f"| `{field.alias or name}` |" in text, f"{model.__name__}.{name}"
     for variable in KNOWN:
