@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxyd.core.errors import EXIT_OK, ConfigError
@@ -21,6 +22,9 @@ SWEPT_RTTS_NS = (5_000_000, 60_000_000)
 SWEPT = {2: [(0.25, True), (0.5, False), (0.5, True), (1.0, False), (1.0, True), (2.0, True)], 4: [(1.0, True)]}
 """By stages: communication / computation, and whether the rate steps."""
 SWEPT_WAYS = "1f1b,run-time"
+KNOWN = ("gloo-cubic", "gloo-bbr", "1f1b", "run-time", "few", "offload")
+DEFAULT = tuple(way for way in KNOWN if way != "few")
+"""``few``: the schedule at run time with half the activations, as ``offload`` has them, and nothing outside."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="what F, B and W take each (default: 20ms; 10ms in a sweep)")
     parser.add_argument("--real", action="store_true", help="layers that compute, in place of tasks that wait")
     parser.add_argument("--iterations", type=int, help="of each way, after two (default: 6; 4 in a sweep)")
-    parser.add_argument("--ways", help="some of gloo-cubic,gloo-bbr,1f1b,run-time,offload (default: all)")
+    parser.add_argument("--ways", help=f"some of {','.join(KNOWN)} (default: {','.join(DEFAULT)})")
+    parser.add_argument(
+        "--offload-to", default="", metavar="DIR", help="activations move to a file there, not to memory"
+    )
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -57,9 +64,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--stages {args.stages}: both sites need the same number, one at least")
     if args.microbatches < args.stages:
         raise ConfigError(f"--microbatches {args.microbatches}: 1F1B needs one for each of {args.stages} stages")
-    ways = [name.strip() for name in (args.ways or (SWEPT_WAYS if args.sweep else ",".join(WAYS))).split(",")]
+    ways = [name.strip() for name in (args.ways or (SWEPT_WAYS if args.sweep else ",".join(DEFAULT))).split(",")]
     if unknown := [name for name in ways if name not in WAYS]:
         raise ConfigError(f"there is no way {unknown[0]!r}", next_step=f"Known: {', '.join(WAYS)}")
+    if args.offload_to and not Path(args.offload_to).is_dir():
+        raise ConfigError(f"--offload-to {args.offload_to}: there is no such directory")
     prepare(args)
     line = line_of(args)
     scenario = Scenario(
@@ -72,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         iterations=args.iterations or (4 if args.sweep else 6),
         real=args.real,
         activations=args.activations,
+        offload_to=args.offload_to,
     )
 
     def report(text: str) -> None:

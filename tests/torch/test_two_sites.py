@@ -53,7 +53,7 @@ def test_the_benchmark_splits_backwards_and_moves_activations(
 ) -> None:
     out = tmp_path / "schedule.json"
     size = ["--iterations", "1", "--microbatches", "6", "--task", "4ms", "--ways", "1f1b,run-time,offload"]
-    size += ["--activations", "4"]
+    size += ["--activations", "4", "--offload-to", str(tmp_path)]
     assert main(["bench", "torch-schedule", *size, "--rate", "100Mbit", "--rtt", "40ms", "--out", str(out)]) == 0
     (run,) = json.loads(out.read_text())["runs"]
     assert run["communication_seconds"] == pytest.approx(6 * 0.012, rel=0.05)
@@ -68,7 +68,10 @@ def test_the_benchmark_splits_backwards_and_moves_activations(
     chosen, moved = (run["ways"][way]["stages"][0] for way in ("run-time", "offload"))
     assert moved["offload"]["moved_out"] > 0, "two places are on the device"
     assert moved["memory_bytes"] < chosen["memory_bytes"]
-    assert "gradients: bitwise equal" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "gradients: bitwise equal" in printed
+    assert "offload beside run-time: iteration x " in printed
+    assert min(run["ways"]["offload"]["peak_resident_bytes"]) > 0
 
 
 def test_the_readme_names_both_ways_to_start_it() -> None:
@@ -102,6 +105,7 @@ def test_a_machine_without_namespaces_says_what_to_do(
         (["example", "two-sites", "--ways", "1f1b,pigeon"], "there is no way 'pigeon'"),
         (["bench", "torch-schedule", "--ways", "pigeon"], "there is no way 'pigeon'"),
         (["bench", "torch-schedule", "--stages", "3"], "--stages 3"),
+        (["bench", "torch-schedule", "--offload-to", "/nowhere"], "there is no such directory"),
         (["bench", "torch-schedule", "--microbatches", "1"], "--microbatches 1"),
     ],
 )

@@ -36,6 +36,7 @@ WAYS = {
     "gloo-bbr": Way("gloo", "bbr", "1f1b"),
     "1f1b": Way("proxyd", None, "1f1b"),
     "run-time": Way("proxyd", None, "run-time"),
+    "few": Way("proxyd", None, "few"),
     "offload": Way("proxyd", None, "offload"),
 }
 
@@ -57,6 +58,8 @@ class Scenario:
     iterations: int = 6
     real: bool = False
     activations: int = 8
+    offload_to: str = ""
+    """A directory for what is moved out; else it goes to host memory."""
 
     @property
     def elements(self) -> int:
@@ -74,6 +77,7 @@ class Scenario:
             "backward_ns": self.forward_ns,
             "weight_ns": self.forward_ns,
             "activations": self.activations,
+            "offload_to": self.offload_to,
             "real": REAL if self.real else None,
         }
 
@@ -208,5 +212,9 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "dropped_packets_per_iteration": statistics.median(run["dropped_packets"] for run in runs),
         "peak_activation_bytes": held,
         "believed_bytes_per_s": [run["believed_bytes_per_s"] for run in runs],
+        "peak_resident_bytes": [
+            statistics.median(run["stages"][stage]["peak_resident_bytes"] for run in runs)
+            for stage in range(len(middle["stages"]))
+        ],
         "stages": middle["stages"],
     }

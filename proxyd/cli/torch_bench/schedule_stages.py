@@ -11,9 +11,11 @@ that doesn't pays for both at once.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ REPORTED = (
 """Of a run-time schedule's report."""
 
 
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 64 << 10
 HOST_BYTES = 1 << 30
 """For activations that wait: more than any of these runs has."""
 KEPT = 4
@@ -145,6 +148,8 @@ class ScheduleBench:
     """One way of running one stage."""
 
     def __init__(self, spec: dict[str, Any], schedule: str, group: Any, stage: int) -> None:
+        if not spec["real"]:
+            give_back_at_once()
         self._task, self._number = Task(spec), stage
         self._module = self._task.modules[stage]
         made = PipelineStage(
@@ -168,13 +173,15 @@ class ScheduleBench:
         losses: list[Any] = []
         inputs = (self._task.inputs,) if self._number == 0 else ()
         last = {"target": self._task.targets, "losses": losses} if self._number == self._task.stages - 1 else {}
+        before = resident_bytes()
         self._schedule.step(*inputs, return_outputs=False, **last)
         end_ns = time.monotonic_ns()
+        added_bytes = peak_resident_bytes() - before
         return {
             "end_ns": end_ns,
             "losses": [float(loss.detach()) for loss in losses],
             "digest": digest([parameter.grad for parameter in self._module.parameters()]),
-            "report": self._report(),
+            "report": {**self._report(), "peak_resident_bytes": added_bytes},
         }
 
     def _report(self) -> dict[str, Any]:
@@ -192,6 +199,29 @@ class ScheduleBench:
         }
 
 
+def give_back_at_once() -> None:
+    """What is freed leaves the process: else its resident memory tells what was held once, and not now."""
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def resident_bytes() -> int:
+    """Of this process now; the peak is counted from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The most since :func:`resident_bytes`."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def kept_bytes(module: Any, values: Any) -> int:
     """What one forward keeps for its backward."""
     from proxyd_client.torch.pipeline.compute import Gauge
@@ -203,11 +233,16 @@ def kept_bytes(module: Any, values: Any) -> int:
 
 def run_time_schedule(stage: Any, task: Task, spec: dict[str, Any], name: str) -> Any:
     """The schedule that chooses as it goes, with or without host memory for activations."""
+    from proxyd_client.torch.offload import ActivationStore
     from proxyd_client.torch.pipeline import ScheduleRunTime
 
+    places = max(2, spec["activations"] // 2)
+    if name == "few":
+        return ScheduleRunTime(stage, task.count, task.loss, activations=places)
     if name == "offload":
-        places = max(2, spec["activations"] // 2)
-        return ScheduleRunTime(stage, task.count, task.loss, activations=places, offload=HOST_BYTES)
+        directory = Path(spec["offload_to"]) if spec["offload_to"] else None
+        store = ActivationStore(host_bytes=HOST_BYTES, directory=directory, module=stage.submod)
+        return ScheduleRunTime(stage, task.count, task.loss, activations=places, offload=store)
     return ScheduleRunTime(stage, task.count, task.loss, activations=spec["activations"])
 
 

@@ -169,6 +169,7 @@ def print_setting(console: Console, result: dict[str, Any]) -> None:
         )
     console.print(table)
     late(console, result)
+    say_offload(console, result["ways"])
     for way, one in result["ways"].items():
         for stage, said in enumerate(one["stages"]):
             if "waits_s" in said:
@@ -179,6 +180,24 @@ def print_setting(console: Console, result: dict[str, Any]) -> None:
         "stage; waited: the first stage, in the middle one of its iterations; decision: p50 and p99; drops: packets. "
         f"Losses and gradients: {result['gradients']}.",
     )
+
+
+def say_offload(console: Console, ways: dict[str, Any]) -> None:
+    """What moving activations out saves and costs, beside as many as are wanted and beside as few on the device."""
+    for other in ("run-time", "few"):
+        if "offload" not in ways or other not in ways:
+            continue
+        shares = {
+            name: [mine / max(1, theirs) for mine, theirs in zip(ways["offload"][name], ways[other][name], strict=True)]
+            for name in ("peak_activation_bytes", "peak_resident_bytes")
+        }
+        took = ways["offload"]["iteration_median_seconds"] / ways[other]["iteration_median_seconds"]
+        say(
+            console,
+            f"offload beside {other}: iteration x {took:.3f}; activations on the device, by stage, "
+            f"{', '.join(f'{share:.0%}' for share in shares['peak_activation_bytes'])}; peak resident memory of the "
+            f"process beyond its start, {', '.join(f'{share:.0%}' for share in shares['peak_resident_bytes'])}",
+        )
 
 
 def best_of_gloo(result: dict[str, Any]) -> float:
