@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-COLUMNS = ("way", "iteration", "faster", "held at most", "waited", "decision", "gradients", "first loss", "last loss")
+COLUMNS = ("way", "iteration", "faster", "held", "waited", "decision", "gradients", "loss", "at last")
 GLOO = "gloo"
 
 
@@ -39,8 +39,8 @@ def remarks(figures: dict[str, Any]) -> Iterator[str]:
     ways = figures["ways"]
     yield (
         f"iteration: median of {figures['iterations']} steps, ways taking turns in the same ranks, without "
-        f"{figures['warmups']} of warm-up; faster: than {reference(ways)}, the better one of gloo; held at most: "
-        "activations of the first stage; waited, decision (median): of the first stage in its last step."
+        f"{figures['warmups']} of warm-up; faster: than {reference(ways)}, the better one of gloo; held: "
+        "activations of the first stage at most; waited, decision (median): of the first stage in its last step."
     )
     equal = all(one["gradients_equal"] and one["losses_equal"] for one in ways.values())
     yield (
