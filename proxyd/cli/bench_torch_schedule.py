@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload-to", default="", metavar="DIR", help="activations move to a file there, not to memory"
     )
+    parser.add_argument("--hint", action="store_true", help="configure the link's mean rate, round trip and buffer")
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         real=args.real,
         activations=args.activations,
         offload_to=args.offload_to,
+        told=args.hint,
     )
 
     def report(text: str) -> None:

@@ -58,6 +58,8 @@ class Scenario:
     iterations: int = 6
     real: bool = False
     activations: int = 8
+    told: bool = False
+    """The coordinator is configured with the link's mean rate, round trip and buffer."""
     offload_to: str = ""
     """A directory for what is moved out; else it goes to host memory."""
 
@@ -97,7 +99,7 @@ class opened:
     """A place for scenarios that differ in ratio and rate only. A context manager."""
 
     def __init__(self, scenario: Scenario, ways: Sequence[str]) -> None:
-        self._sites = TwoSites(scenario.line, scenario.stages // 2)
+        self._sites = TwoSites(scenario.line, scenario.stages // 2, told=scenario.told)
         self._world, self._ways = scenario.stages, ways
         self._ranks: Ranks | None = None
 
@@ -190,6 +192,7 @@ def measure_on(
         "stages": scenario.stages,
         "microbatches": scenario.microbatches,
         "real": scenario.real,
+        "told": scenario.told,
         "message_bytes": message_bytes,
         "compute_seconds": compute_s,
         "communication_seconds": communication_s,

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from proxyd.cli.cluster import Cluster
+from proxyd.cli.cluster import Cluster, LinkFigures
 from proxyd.cli.scrape import scrape
 from proxyd.cli.torch_bench.options import Line
 from proxyd.wan import LinkSpec, Wan, WanError
@@ -75,10 +75,11 @@ class TwoSites:
     """The emulated WAN, a coordinator, an agent on every host. A context manager.
 
     :param hosts: at each site; ranks are spread over them, the first half at site a.
+    :param told: the coordinator is configured with what the link can carry; else it finds that out.
     """
 
-    def __init__(self, line: Line, hosts: int) -> None:
-        self.line, self.hosts = line, hosts
+    def __init__(self, line: Line, hosts: int, *, told: bool = False) -> None:
+        self.line, self.hosts, self.told = line, hosts, told
         self._ending = ExitStack()
         self.directory = Path(tempfile.mkdtemp(prefix="proxyd-torch-"))
         self._ending.callback(shutil.rmtree, self.directory, ignore_errors=True)
@@ -102,9 +103,14 @@ class TwoSites:
                     tcp_buffer_max_bytes=TCP_BUFFER_MAX_BYTES,
                 )
             )
-            # Nobody tells the coordinator what the links can carry.
+            figures = None
+            if self.told:
+                line = self.line
+                figures = LinkFigures(
+                    f"{line.rate_bytes_per_s * 8}bit", f"{line.rtt_ns}ns", f"{line.buffer_bytes}B", mtu=line.mtu
+                )
             self.cluster = self._ending.enter_context(
-                Cluster(sites, links=dict.fromkeys(links), wan=self.wan, log_level="warning")
+                Cluster(sites, links=dict.fromkeys(links, figures), wan=self.wan, log_level="warning")
             )
         except BaseException:
             self._ending.close()
