@@ -181,7 +181,7 @@ def test_wrong_predictions_and_quotas_cost_time_but_never_the_step(
 def test_a_worker_that_dies_ends_the_step_with_an_error_that_names_it(
     model: PipelineModel, told: list[tuple[int, int] | None], data: st.DataObject
 ) -> None:
-    """At any time, whatever is predicted."""
+    """At any time, whatever is predicted; and nobody asks or moves for ever while nothing happens."""
     memory = tuple(100 * model.activations for _ in model.stages)
     row = tuple((stage.index,) for stage in model.stages)
     plant = Plant(row, lambda place, worker: Online(), memory, host_bytes=100 * model.offload)
@@ -196,6 +196,9 @@ def test_a_worker_that_dies_ends_the_step_with_an_error_that_names_it(
         assert f"worker {place} of pipeline {pipeline} is dead" in str(error)
     else:
         assert engine.runners[pipeline][place].worker.done, "it had died after its last task"
+    looks = sum(2 + stage.weight_parts for stage in model.stages) * model.micro_batches * model.pipelines
+    assert engine.decisions <= 20 * looks
+    assert sum(runner.moves for row in engine.runners for runner in row) <= 20 * looks
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,9 +1,9 @@
 """Which activation moves to host memory, and when it must start to come back. Pure.
 
 **Out**: when fewer than :data:`FREE_PLACES` places are free, the resident activation that is needed last, if it is
-not needed for longer than two transfers and one compute period: a shorter wait isn't worth two crossings of the bus. A
-slow network makes gradients late, so waits long and places scarce: then much moves. A fast one leaves free places, and
-nothing does.
+not needed for longer than three transfers and two compute periods: after a shorter wait it would be called back as soon
+as it is out, or, while a gradient is overdue, again and again. A slow network makes gradients late, so waits long and
+places scarce: then much moves. A fast one leaves free places, and nothing does.
 
 When all of these are needed soon, one of which only W is left goes: nobody waits for a W, and with its activation out
 of the way the F and B of others come first, for which somebody waits.
@@ -111,7 +111,7 @@ class Offload:
         newest = self._last_here(progress, progress.next[1] + 1, progress.next[0], busy)
         if newest is not None:
             wait_ns = self.needed_ns(progress, newest, now_ns) - now_ns
-            if wait_ns > 2 * self.transfer_ns + progress.period_ns:
+            if wait_ns > self.transfer_ns + self.lead_ns(progress):
                 said = f"needed in {wait_ns / 1e6:.0f} ms" if wait_ns < NOT_BEFORE_NS // 2 else "nothing says when"
                 return Move(True, progress.stage.index, newest, f"memory is short, and it is needed last: {said}")
         waiting = self._last_here(progress, progress.next_whole_weight + 1, progress.next[1], busy)

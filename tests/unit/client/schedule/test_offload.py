@@ -37,6 +37,24 @@ def test_the_one_needed_last_goes_when_memory_is_short_and_the_gradient_far() ->
     assert Offload(0, 5 * MS).out(worker, 30 * MS) is None, "there is no host memory"
 
 
+@pytest.mark.parametrize("overdue", [False, True])
+def test_nothing_leaves_that_would_be_called_back_at_once(overdue: bool) -> None:
+    """Whatever goes out stays out while nothing happens but that time passes and a gradient is late."""
+    for period_ms in range(1, 40):
+        worker = Worker([Stage(0, True, False, period_ms * MS, 10 * MS, 10 * MS)], 20, 4)
+        for number in range(3):
+            worker.start(Task(F, 0, number), number * period_ms * MS)
+            worker.finish((number + 1) * period_ms * MS)
+        now_ns = 3 * period_ms * MS
+        worker.foretell(B, 0, 0, 1 if overdue else now_ns + 5 * MS, 0)
+        offload = Offload(10, 12 * MS)
+        move = offload.out(worker, now_ns)
+        if move is not None:
+            worker.leave(0, move.micro_batch)
+            worker.left(0, move.micro_batch)
+            assert offload.back(worker, now_ns + offload.transfer_ns) is None
+
+
 def test_it_comes_back_before_it_is_needed_and_not_long_before() -> None:
     worker, offload = filled(3), Offload(10, 5 * MS)
     worker.foretell(B, 0, 0, 500 * MS, 0)
