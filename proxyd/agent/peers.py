@@ -180,7 +180,8 @@ class PeerLink:
         working = [stream for stream in self._streams if not stream.stripe.rests(now_ns)] or self._streams
         resting = sum(stream.stripe.speed for stream in self._streams if stream.stripe.rests(now_ns))
         pace = max(self._pace_bytes_per_s - resting, self._pace_bytes_per_s // 2)
-        shares = stream_paces(pace, [stream.window_bytes for stream in working], self._min_rtt_ns)
+        windows, grow = [stream.window_bytes for stream in working], [stream.window_grows for stream in working]
+        shares = stream_paces(pace, windows, self._min_rtt_ns, grow)
         for stream, share in zip(working, shares, strict=True):
             stream.set_pace(share)
 

@@ -81,6 +81,8 @@ class SendStream:
         """Without a ceiling, because nothing is to be sent."""
         self.window_bytes = 0
         """Its congestion window as last read; 0: not yet."""
+        self.window_grows = True
+        """It was in slow start then."""
         self._packet_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         self._highest_pace = 0
         self._can_reopen = True
@@ -127,7 +129,7 @@ class SendStream:
 
         :param min_rtt_ns: 0 when it isn't known, or when windows are TCP's own business.
         """
-        self.window_bytes = state.window_bytes
+        self.window_bytes, self.window_grows = state.window_bytes, state.window_grows
         if (
             self._keeper.reopens(
                 window_bytes=state.window_bytes,

@@ -18,6 +18,14 @@ def test_a_fresh_stream_gets_what_slow_start_can_use() -> None:
     assert warm == 50_000_000 - cold
 
 
+def test_a_window_that_slow_start_has_left_gets_what_it_holds() -> None:
+    """At twice that it would leave the other half of its share to nobody."""
+    warm, small = stream_paces(50_000_000, [3_000_000, 300_000], RTT_NS, [False, False])
+    assert 1 < small / (300_000 * 1_000_000_000 // RTT_NS) < 1.1, "a little more, or it would never be the limit"
+    assert warm == 50_000_000 - small
+    assert stream_paces(50_000_000, [3_000_000, 300_000], RTT_NS, [False, True])[1] == 2 * 300_000 * 10**9 // RTT_NS
+
+
 def test_wide_and_unknown_windows_share_equally() -> None:
     assert stream_paces(40_000_000, [9_000_000, 0], RTT_NS) == [20_000_000, 20_000_000]
     assert stream_paces(40_000_000, [10, 10], 0) == [20_000_000, 20_000_000]
