@@ -393,10 +393,11 @@ class LinkGranter:
             if lane.out_of_turn and not lane.leaving:
                 fresh_ns = sizes.report_ns + sizes.report_ns // 2 + lane.control_rtt_ns
                 lane.leaving = lane.near_end(now_ns, self._lead_ns(lane), fresh_ns, sizes.half_buffer_bytes)
-                if not lane.leaving and self.settings.live and lane.hears and now_ns >= lane.reserve_until_ns:
-                    # The last chunk may creep out of a stream with a cold window: nobody needs to wait for it.
-                    tails += lane.account.at_host_bytes
-                    lane.leaving = lane.harmless = tails <= sizes.half_buffer_bytes
+            if lane.out_of_turn and not lane.harmless and self._creeps(lane, now_ns):
+                # The last chunk may creep out of a cold stream, be it after it was said to leave: nobody needs to wait.
+                tails += lane.account.at_host_bytes
+                lane.harmless = tails <= sizes.half_buffer_bytes
+                lane.leaving = lane.leaving or lane.harmless
         follows = self.settings.live or self._room_changed
         if follows:
             self._repace(planned, now_ns, issued)
@@ -429,6 +430,14 @@ class LinkGranter:
                     waiting.waits.switch(Cause.POLICY if self.planner.held_back(waiting) else Cause.TURN, now_ns)
             self._front = front
         return False
+
+    def _creeps(self, lane: Lane, now_ns: int) -> bool:
+        """It doesn't leave within the time for which whoever follows is told a start."""
+        free = self.settings.live and lane.hears and now_ns >= lane.reserve_until_ns
+        return free and (not lane.leaving or lane.leaves_ns - now_ns > self._longest_lead_ns(lane))
+
+    def _longest_lead_ns(self, lane: Lane) -> int:  # a start is handed out no longer ahead: it can't be moved forward
+        return max(self._lead_ns(lane), self.sizes.lead_ns) + self.sizes.report_ns
 
     def _note_blocked(self, share: Share, busy: list[Lane], rate: int, now_ns: int) -> None:
         """Why the first in line of a share got no more, on its clock."""
@@ -471,9 +480,8 @@ class LinkGranter:
             return 0, now_ns  # it has passed its share on: first its last bytes must leave
         if leaving and rate + held + leaving > pace:
             start_ns = max(now_ns, max(other.leaves_ns for other in busy if other.leaving and other is not lane))
-            if start_ns - now_ns > max(self._lead_ns(lane), self.sizes.lead_ns) + self.sizes.report_ns:
-                # It was held up after it had said that it leaves. When it goes on is not known: its next report tells,
-                # and a start time that was handed out can't be moved forward again.
+            if start_ns - now_ns > self._longest_lead_ns(lane):
+                # It was held up after it had said that it leaves. When it goes on is not known: its next report tells.
                 return 0, now_ns
         return rate, start_ns
 
@@ -493,7 +501,7 @@ class LinkGranter:
         # sent by others meanwhile, and it can't be called back.
         chunk = waiting.chunk_bytes or sizes.chunk_bytes
         least = 2 * chunk
-        ahead = window - steady * self._rtt_ns // NANOS
+        ahead = window - steady * (self._rtt_ns + self.estimator.back_queue_ns) // NANOS
         room = (ahead if ahead > least else least) - account.at_host_bytes
         lane_room = (window if window > least else least) - account.outstanding_bytes
         if lane_room < room:
@@ -568,7 +576,8 @@ class LinkGranter:
             pace, chunk = sizes.pace_bytes_per_s, sizes.chunk_bytes
             slot = max(chunk, sizes.slot_bytes * rate // pace // chunk * chunk)
             extra_ns = sizes.report_ns + control_rtt_ns + host_delay_ns(self.settings.live, buffer, pace)
-            window = lane_window_bytes(rate, self._rtt_ns, buffer, slot, extra_ns, pace)
+            path_ns = self._rtt_ns + self.estimator.back_queue_ns  # acknowledged late, outstanding for longer
+            window = lane_window_bytes(rate, path_ns, buffer, slot, extra_ns, pace)
             if len(self._window_of_lanes) > 64:
                 self._window_of_lanes.clear()
             self._window_of_lanes[key] = window
