@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="ideal",
         help="of the system proxyd: one message at a time, or granted by the coordinator's core (slow; default: ideal)",
     )
+    parser.add_argument(
+        "--core-buffer", type=float, default=0.5, metavar="BDP", help="of each wire under the core, in BDP (0.5)"
+    )
+    parser.add_argument(
+        "--core-warm-up",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="of messages before the step under the core (default: 40 round trips, 4 s at least)",
+    )
     parser.add_argument("--out", metavar="FILE", help="write figures and inputs as JSON")
     parser.add_argument("--plot", metavar="FILE", help="draw 1f1b and proxyd (PNG; needs the 'report' extra)")
 
 
 def run(args: argparse.Namespace) -> int:
     from proxyd.sim.pipeline.granted import GrantedWan
+    from proxyd.sim.pipeline.model import NANOS
     from proxyd.sim.pipeline.report import SYSTEMS, experiment, mean_figures, table
     from proxyd_client.errors import ArgumentError
 
@@ -73,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
         import matplotlib  # noqa: F401  # missing: said before the run, not after it
     if args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: one run at least is needed")
+    if not 0 < args.core_buffer <= 100:
+        raise ConfigError(f"--core-buffer {args.core_buffer:g}: above 0 and at most 100 BDP")
+    if args.core_warm_up is not None and not 0 <= args.core_warm_up <= 600:
+        raise ConfigError(f"--core-warm-up {args.core_warm_up:g}: from 0 to 600 s")
     for option, name in (("--out", args.out), ("--plot", args.plot)):
         if name and not Path(name).absolute().parent.is_dir():
             raise ConfigError(f"{option} {name}: its directory isn't there")
@@ -80,10 +96,12 @@ def run(args: argparse.Namespace) -> int:
     model = model_of(args, trace, args.seed)
     names = tuple(name for name in args.systems.split(",") if name) or SYSTEMS
     begin_s = time.perf_counter()
-    wan = GrantedWan if args.pacing == "core" else None
+    warm_ns = None if args.core_warm_up is None else round(args.core_warm_up * NANOS)
+    core = partial(GrantedWan, buffer_bdp=args.core_buffer, warm_ns=warm_ns)
+    wan = core if args.pacing == "core" else None
     seeds = range(args.seed, args.seed + args.seeds)
     try:
-        results = [experiment(model_of(args, trace, seed), names, proxyd_wan=wan) for seed in seeds]
+        results = [experiment(model_of(args, trace, seed), names, proxyd_wan=wan, core_wan=core) for seed in seeds]
     except ArgumentError as error:
         # Of the schedules, which are the client's: what was asked for can't be built.
         raise ConfigError(str(error)) from error
@@ -130,6 +148,8 @@ def model_of(args: argparse.Namespace, trace: str | RateTrace, seed: int) -> Pip
 
 def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
     """What the figures depend on, as given and as understood."""
+    from proxyd.sim.pipeline.granted import warm_up_ns
+
     wires = {
         f"{src}->{dst}": {"mean_rate_bytes_per_s": wire.rate.mean_bytes_per_s, "one_way_ns": wire.one_way_ns}
         for (src, dst), wire in model.wires.items()
@@ -152,6 +172,8 @@ def inputs_of(args: argparse.Namespace, model: PipelineModel) -> dict[str, Any]:
         "compute_seconds": model.compute_ns / 1e9,
         "period_ns": model.stages[0].period_ns,
         "speeds": args.speeds,
+        "core_buffer_bdp": args.core_buffer,
+        "core_warm_up_seconds": warm_up_ns(model) / 1e9 if args.core_warm_up is None else args.core_warm_up,
         "wires": wires,
     }
 

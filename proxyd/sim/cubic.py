@@ -65,6 +65,12 @@ class CubicWindow:
         self._epoch_ns = 0
         self.bytes = self.threshold_bytes = max(2 * self._mss, int(self.bytes * BETA))
 
+    def reopened(self) -> None:
+        """Slow start goes on from the present window, and nothing is known of earlier losses (as in Linux, when a
+        connection is lent to bbr and comes back: ``bbr_init``, ``cubictcp_init``)."""
+        self.threshold_bytes = UNLIMITED
+        self._epoch_ns, self._cubic_max, self._prior = 0, 0.0, 0.0
+
     def timed_out(self) -> None:
         """Start over from one packet."""
         self.reduced()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxyd.core import effects as ef
@@ -33,6 +33,7 @@ class Network(Protocol):
     eager_bytes: int
     slow_start_after_idle: bool
     congestion_control: str
+    reopen_windows: bool
 
     def host(self, name: AgentName) -> AgentHost | None:
         """A living agent's host."""
@@ -145,7 +146,13 @@ class PeerLink:
     def _share_pace(self) -> None:
         if not self.streams:
             return
-        paces = stream_paces(self.pace_bytes_per_s, [stream.window.bytes for stream in self.streams], self.rtt_ns)
+        windows = [stream.window for stream in self.streams]
+        paces = stream_paces(
+            self.pace_bytes_per_s,
+            [window.bytes for window in windows],
+            self.rtt_ns,
+            [window.bytes < window.threshold_bytes for window in windows],
+        )
         for stream, pace in zip(self.streams, paces, strict=True):
             stream.set_pace(pace if self.pace_bytes_per_s else 0)
 
@@ -174,6 +181,9 @@ class PeerLink:
     def _progress(self) -> ev.SendProgress:
         """The streams' counters now. The handshakes have measured a first round trip."""
         streams = self.streams
+        if self.owner.world.reopen_windows:
+            for stream in streams:
+                stream.look()
         return ev.SendProgress(
             peer=self.want.peer,
             granted_left_bytes=sum(s.granted_left_bytes for s in streams),
@@ -188,8 +198,7 @@ class PeerLink:
             window_grows=any(s.window.bytes < s.window.threshold_bytes for s in streams),
             sacked_bytes=sum(s.granted_sacked_bytes - s.granted_delivered_bytes for s in streams),
             lost_bytes=sum(s.lost_bytes for s in streams),
-            # What the agents' pings would find (core/oneway.py).
-            back_queue_ns=max(0, min(s.ack_wait_ns for s in streams) - NOISE_NS),
+            back_queue_ns=back_queue_ns(streams),
         )
 
     def close(self, reason: str, *, tell_owner: bool) -> None:
@@ -205,6 +214,12 @@ class PeerLink:
             self.forth.send(lambda: _tell_closed(owner, name, reason))
         if tell_owner:
             owner.peer_lost(name, self, reason)
+
+
+def back_queue_ns(streams: Sequence[Stream]) -> int:
+    """The other direction's queue, as the agents' pings would find it (:mod:`proxyd.core.oneway`). What a stream that
+    sends nothing has seen is of long ago."""
+    return max(0, max(streams, key=lambda stream: stream.acked_ns).ack_wait_ns - NOISE_NS)
 
 
 def _tell_closed(owner: AgentHost, name: AgentName, reason: str) -> None:

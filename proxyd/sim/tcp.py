@@ -26,8 +26,8 @@ transmissions is a *flight*. A flight may get through in part. Modelled is what 
 Counters are what ``TCP_INFO`` and ``SIOCOUTQ`` would say: retransmits in packets; ``granted_delivered_bytes`` counts
 in-order acknowledgements, which stall while a hole is open, and ``granted_sacked_bytes`` all of them; the delivery rate
 is that of the latest acknowledgement over its round trip. Not modelled: delayed acknowledgements and their loss,
-reordering, receive windows, and windows that agents reopen: as modelled that made first bursts an eighth faster than
-they are on real sockets; without it they agree.
+reordering, and receive windows. Windows that agents reopen (:meth:`Stream.look`) are left out where first bursts are
+looked at: as modelled that made them an eighth faster than they are on real sockets; without it they agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from proxyd.core.striping import least_pace
+from proxyd.core.striping import WindowKeeper, least_pace
 from proxyd.sim.bbr import BbrWindow
 from proxyd.sim.clock import Clock
 from proxyd.sim.cubic import BETA, UNLIMITED, CubicWindow
@@ -152,11 +152,14 @@ class Stream:
         self.back_ns = back_ns
         self._back_wait_ns = back_wait_ns
         self.ack_wait_ns = 0
-        """What the latest acknowledgement waited on its way."""
+        """What the latest acknowledgement waited on its way ..."""
+        self.acked_ns = 0
+        """... and when it came."""
         self.open = True
         self.pace_bytes_per_s = 0
         self.window: CubicWindow | BbrWindow = WINDOWS[congestion_control](link.model.mss_bytes)
         self._highest_pace = 0
+        self._keeper = WindowKeeper()
         self.granted_left_bytes = 0
         self.granted_delivered_bytes = 0
         """Acknowledged in order: what ``SIOCOUTQ`` tells."""
@@ -232,6 +235,20 @@ class Stream:
             if next_ns < self._next_ns:
                 self._next_ns = next_ns
                 self.clock.at(next_ns, self._send)
+
+    def look(self) -> None:
+        """The agent has read the kernel: it reopens a window that stands in the way (:mod:`proxyd.core.striping`)."""
+        window = self.window
+        if isinstance(window, CubicWindow) and self._keeper.reopens(
+            window_bytes=window.bytes,
+            in_slow_start=window.in_slow_start,
+            retransmits=self.retransmits,
+            recovers=self._recovering,
+            pace_bytes_per_s=self.pace_bytes_per_s,
+            rtt_ns=self.min_rtt_ns,
+            now_ns=self.clock.now_ns,
+        ):
+            window.reopened()
 
     @property
     def lost_bytes(self) -> int:
@@ -414,7 +431,7 @@ class Stream:
         if not self.open:
             return
         now_ns = self.clock.now_ns
-        self.ack_wait_ns = flight.ack_wait_ns
+        self.ack_wait_ns, self.acked_ns = flight.ack_wait_ns, now_ns
         self._measure(now_ns - flight.sent_ns, now_ns)
         self._progress_ns, self._probed, self._backoff = now_ns, False, 0
         if not flight.lost:

@@ -125,6 +125,7 @@ class World:
         eager_bytes: int = 64 << 20,
         slow_start_after_idle: bool = False,
         congestion_control: str = "cubic",
+        reopen_windows: bool = False,
         stream_capacity_bytes: int = 4 << 20,
         lines: dict[tuple[str, bool], LinkModel] | None = None,
     ) -> None:
@@ -133,6 +134,9 @@ class World:
         self.eager_bytes = eager_bytes
         self.slow_start_after_idle = slow_start_after_idle
         self.congestion_control = congestion_control
+        self.reopen_windows = reopen_windows
+        """As agents do (:class:`~proxyd.core.striping.WindowKeeper`), on links whose rate is found from live
+        transfers."""
         self.stream_capacity_bytes = stream_capacity_bytes
         """What one stream can have in flight, by its hosts' buffers: more streams where that is less than a BDP."""
         self.hosts: dict[AgentName, AgentHost] = {}

@@ -10,6 +10,7 @@ import pytest
 
 from proxyd.sim.clock import Clock
 from proxyd.sim.cubic import BETA, INITIAL_PACKETS, CubicWindow
+from proxyd.sim.host import back_queue_ns
 from proxyd.sim.link import CrossPort, Link, LinkModel
 from proxyd.sim.path import Path
 from proxyd.sim.tcp import Stream
@@ -24,7 +25,13 @@ class Rig:
     """One stream of chunks over one link, 30 ms each way."""
 
     def __init__(
-        self, nbytes: int, model: LinkModel | None = None, *, pace: int = 0, idle_resets: bool = False
+        self,
+        nbytes: int,
+        model: LinkModel | None = None,
+        *,
+        pace: int = 0,
+        idle_resets: bool = False,
+        ack_wait_ns: int = 0,
     ) -> None:
         self.clock = Clock()
         self.arrivals: list[int] = []
@@ -35,6 +42,7 @@ class Rig:
             self.clock,
             self.link,
             30 * MS,
+            back_wait_ns=lambda: ack_wait_ns,
             slow_start_after_idle=idle_resets,
             ask=lambda: self.chunks.pop(0) if self.chunks else None,
             arrived=self.arrivals.append,
@@ -164,6 +172,43 @@ def test_a_window_grows_only_while_it_is_the_limit() -> None:
     in_flight = 10_000_000 * 60 // 1000
     assert in_flight < rig.stream.window_bytes <= 2.3 * in_flight
     assert not rig.stream.path_limited
+
+
+def test_an_agent_that_looks_reopens_a_window_that_slow_start_left_too_small() -> None:
+    """Never reopened it would take cubic some ten seconds."""
+    widths = []
+    for looks in (True, False):
+        rig = Rig(256 << 20, pace=50_000_000)
+        rig.stream.window.threshold_bytes = 400_000
+        for at_ms in range(0, 1_500, 5):
+            rig.run(at_ms)
+            if looks:
+                rig.stream.look()
+        widths.append(rig.stream.window_bytes)
+    in_flight = 50_000_000 * 60 // 1000
+    assert widths[0] > in_flight
+    assert widths[1] < in_flight / 2
+
+
+def test_after_a_loss_an_agent_leaves_the_window_alone() -> None:
+    rig = Rig(256 << 20, LinkModel(50_000_000, 30 * MS, 1_500_000), pace=80_000_000)
+    while not rig.stream.retransmits:
+        rig.run(rig.clock.now_ns / MS + 5)
+        rig.stream.look()
+    window = rig.stream.window
+    assert isinstance(window, CubicWindow)
+    for _ in range(20):
+        rig.run(rig.clock.now_ns / MS + 5)
+        rig.stream.look()
+        assert not window.in_slow_start
+
+
+def test_the_other_directions_queue_is_that_of_the_stream_that_sends() -> None:
+    """One that has sent nothing has seen none, and that says nothing: pushed together acknowledgements would pass for a
+    rate above the link's."""
+    busy, idle = Rig(8 << 20, ack_wait_ns=40 * MS), Rig(0)
+    busy.run(200)
+    assert back_queue_ns([idle.stream, busy.stream]) == pytest.approx(40 * MS, abs=2 * MS)
 
 
 def test_the_path_limits_a_cold_stream_and_says_so() -> None:

@@ -4,13 +4,16 @@ What :mod:`proxyd.sim.world` simulates for single links carries the pipelines' m
 at each site, messages are asked for, granted slots by the coordinator's core, sent by modelled TCP, and the rate is
 what the core has estimated from reports, a round trip late. Nobody tells it the trace, nor the rate.
 
-A trainer doesn't begin with its first step, so before the measured one the wire carries messages for
-:data:`WARM_NS`: connections and estimate are then as they are in the midst of training. The trace begins with the step.
+A trainer runs for weeks and is measured in the midst of it, so before the measured step the wire carries messages for
+:func:`warm_up_ns`, at its mean rate: by then connections and estimate are as earlier steps have left them. The search
+for a rate of which nothing is known takes some 20 round trips, and windows of fresh connections as many. The trace
+begins with the step.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -29,12 +32,21 @@ from proxyd.wire.envelope import TrafficClass
 JOB = "pipelines"
 COORDINATOR = "coordinator:7600"
 WARM_NS = 4 * NANOS
+WARM_ROUND_TRIPS = 40
 CONNECT_NS = NANOS
 MTU_BYTES = 9000
 BUFFER_BDP = 0.5
 """Of each wire's buffer, in what it holds at its mean rate: shallow, as long links have it."""
 CONTROL_RTT_NS = 1_000_000
 BUSY_GAP_NS = 5_000_000
+WARM_BDP = 1.5
+"""In flight and waiting before the step, in what the wire holds: so that it is full."""
+
+
+def warm_up_ns(model: PipelineModel) -> int:
+    """How long the wires carry messages before the step, unless told otherwise."""
+    round_trip_ns = max(wire.one_way_ns + model.wires[dst, src].one_way_ns for (src, dst), wire in model.wires.items())
+    return max(WARM_NS, WARM_ROUND_TRIPS * round_trip_ns)
 
 
 def delayed(trace: RateTrace, by_ns: int) -> RateTrace:
@@ -55,11 +67,15 @@ class _Sent:
 
 
 class GrantedWan:
-    """Messages through proxyd's machines."""
+    """Messages through proxyd's machines.
 
-    def __init__(self, model: PipelineModel, buffer_bdp: float = BUFFER_BDP) -> None:
+    :param buffer_bdp: of each wire, in what it holds at its mean rate.
+    :param warm_ns: how long it carries messages before the step; None: :func:`warm_up_ns`.
+    """
+
+    def __init__(self, model: PipelineModel, buffer_bdp: float = BUFFER_BDP, warm_ns: int | None = None) -> None:
         self._model = model
-        self._start_ns = CONNECT_NS + WARM_NS
+        self._start_ns = CONNECT_NS + (warm_up_ns(model) if warm_ns is None else warm_ns)
         sites = sorted({site for pair in model.wires for site in pair})
         links = {}
         for (src, dst), wire in model.wires.items():
@@ -81,6 +97,7 @@ class GrantedWan:
             control_jitter_ns=200_000,
             eager_bytes=max(64 << 20, 4 * most, 4 * model.message_bytes),
             stream_capacity_bytes=max(4 << 20, most // 2),
+            reopen_windows=True,
         )
         self.clock = self._world.clock
         settings = tuple(
@@ -102,17 +119,21 @@ class GrantedWan:
     def start(self) -> None:
         """Connect, and carry messages until the step begins."""
         self.clock.run(CONNECT_NS)
-        for direction in self._model.wires:
-            for pipeline in range(self._model.pipelines):
-                for _ in range(2):
-                    self._warm(pipeline, direction)
+        model = self._model
+        for (src, dst), wire in model.wires.items():
+            pipe_bytes = wire.rate.mean_bytes_per_s * (wire.one_way_ns + model.wires[dst, src].one_way_ns) // NANOS
+            each = max(2, math.ceil(WARM_BDP * pipe_bytes / (model.pipelines * model.message_bytes)))
+            # What is posted last arrives before the step: it waits for all that is posted, and crosses.
+            busy_ns = each * model.pipelines * model.mean_message_ns(src, dst)
+            until_ns = self._start_ns - busy_ns - 2 * wire.one_way_ns
+            for pipeline in range(model.pipelines):
+                for _ in range(each):
+                    self._warm(pipeline, (src, dst), until_ns)
         self.clock.run(self._start_ns)
 
-    def _warm(self, pipeline: int, direction: Direction) -> None:
-        wire = self._model.wires[direction]
-        message_ns = self._model.message_bytes * NANOS // wire.rate.mean_bytes_per_s
-        if self.clock.now_ns + 2 * self._model.pipelines * message_ns + 2 * wire.one_way_ns < self._start_ns:
-            self.send(pipeline, direction, partial(self._warm, pipeline, direction))
+    def _warm(self, pipeline: int, direction: Direction, until_ns: int) -> None:
+        if self.clock.now_ns < until_ns:
+            self.send(pipeline, direction, partial(self._warm, pipeline, direction, until_ns))
 
     def _trainer(self, pipeline: int, site: str) -> Trainer:
         return self._world.trainers[EndpointName(JOB, self._rank[pipeline, site])]

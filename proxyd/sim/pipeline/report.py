@@ -122,9 +122,15 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def experiment(
-    model: PipelineModel, systems: Sequence[str] = SYSTEMS, *, proxyd_wan: WanMaker | None = None
+    model: PipelineModel,
+    systems: Sequence[str] = SYSTEMS,
+    *,
+    proxyd_wan: WanMaker | None = None,
+    core_wan: WanMaker | None = None,
 ) -> Experiment:
-    """Run them all. ``proxyd_wan``: the wire of the system proxyd, in place of one message at a time."""
+    """Run them all. ``proxyd_wan``: the wire of the system proxyd, in place of one message at a time; ``core_wan``:
+    that of proxyd_core, in place of one as its class says."""
+    wans = {"proxyd": proxyd_wan, "proxyd_core": core_wan}
     names = list(systems) if "proxyd" in systems else [*systems, "proxyd"]
-    results = [run_system(name, model, wan=proxyd_wan if name == "proxyd" else None) for name in names]
+    results = [run_system(name, model, wan=wans.get(name)) for name in names]
     return Experiment(model, bounds(model), results)
