@@ -13,12 +13,12 @@ from torch import nn
 VOCABULARY = 256
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, width: int = 64, context: int = 128) -> None:
     """Size of the model and of what it reads at a time."""
-    parser.add_argument("--width", type=int, default=64, help="of the residual stream (default: 64)")
+    parser.add_argument("--width", type=int, default=width, help=f"of the residual stream (default: {width})")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the whole model (default: 4)")
     parser.add_argument("--heads", type=int, default=4, help="of attention (default: 4)")
-    parser.add_argument("--context", type=int, default=128, help="tokens of a sequence (default: 128)")
+    parser.add_argument("--context", type=int, default=context, help=f"tokens of a sequence (default: {context})")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the text's order (default: 1)")
 
 

@@ -317,7 +317,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A GPT's halves at two sites, several ways in turns.")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps of each way, after warm-up (default: 6)")
-    parser.add_argument("--microbatches", type=int, default=16, help="of a step (default: 16)")
+    parser.add_argument("--microbatches", type=int, default=20, help="of a step (default: 20)")
     parser.add_argument("--sequences", type=int, default=8, help="of a micro-batch (default: 8)")
     parser.add_argument("--activations", type=int, default=8, help="held at most by run-time schedules (default: 8)")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="of AdamW (default: 3e-3)")
@@ -326,8 +326,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--compute", type=int, choices=(0, 1), help="only say what that rank's micro-batch takes, alone"
     )
-    add_model_arguments(parser)
-    parser.set_defaults(width=128, layers=2, context=64)
+    add_model_arguments(parser, width=128, context=64)
     options = parser.parse_args(argv)
     options.ways = [name.strip() for name in options.ways.split(",")]
     if unknown := [name for name in options.ways if name not in WAYS]:

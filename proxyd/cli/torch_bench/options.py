@@ -82,7 +82,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE,...",
         help=f"what the rate is, one after the other, again and again; 1 alone: it stays (default: {RATE_SHARES})",
     )
-    parser.add_argument("--step-every", default="700ms", help="how long each of them holds (default: 700ms)")
+    parser.add_argument("--step-every", default="500ms", help="how long each of them holds (default: 500ms)")
 
 
 def rate_steps_of(args: argparse.Namespace, rate_bytes_per_s: int) -> RateSteps | None:
