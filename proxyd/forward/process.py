@@ -65,6 +65,7 @@ async def serve(
             stopping.cancel()
             hearing.result()  # it ends by an error only
         notifier.stopping(stop.reason)
+        await station.close_doors()
         deadline_s = time.monotonic() + DRAIN_S
         while station.streams and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import json
 import logging
+import re
 import secrets
 import socket
 import zlib
@@ -24,7 +25,7 @@ from typing import Any
 
 from proxyd.core.errors import ConfigError
 from proxyd.forward.doors import DoorError, Kind, Reader, Target, Why, ask, said
-from proxyd.forward.stream import Stream, result
+from proxyd.forward.stream import DATA, RESET, Stream, reset_at_close, result
 from proxyd.runtime.networks import Network, Rule, allowed, plain_address
 from proxyd_client import Endpoint, Message, ProxydError
 
@@ -38,6 +39,8 @@ CONNECT_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 20.0
 """The other side's name lookup and connection, and the way there."""
 RANKS = 1 << 30
+_GROUP = re.compile(r"([0-9a-f]{1,8})\.[0-9a-f]{8}\.[0-9]{1,20}")
+"""Of a stream: the rank of the station that asks, its life, and a number."""
 SOCKET_BUFFER_BYTES = 4 << 20
 
 
@@ -74,6 +77,7 @@ class Station:
         self._streams: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
+        self._doors: list[asyncio.Task[Any]] = []
         self.finished = self.broken = self.refused = 0
         """Connections that were carried to their end; that broke; that never came to be."""
         self.bytes_out = self.bytes_in = 0
@@ -91,8 +95,7 @@ class Station:
                 message = await result(self._endpoint.irecv(src=None, group=WORDS))
                 self._heard(message)
         finally:
-            for listener in self._listeners:
-                listener.close()
+            await self.close_doors()
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,9 +115,17 @@ class Station:
             ) from error
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._keep(self._accept(listener, kind, to, target, traffic, clients))
+        self._doors.append(self._keep(self._accept(listener, kind, to, target, traffic, clients)))
         name = listener.getsockname()
         return name[0], name[1]
+
+    async def close_doors(self) -> None:
+        """Let nobody in any more; connections go on."""
+        for door in self._doors:
+            door.cancel()
+        await asyncio.gather(*self._doors, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
 
     # -- at the door -------------------------------------------------------------------------------------------------
 
@@ -163,6 +174,8 @@ class Station:
             except (Refused, ProxydError) as error:
                 self.refused += 1
                 log.warning("no connection to %s at %s: %s", wanted, to, error)
+                if kind == "tcp":
+                    reset_at_close(sock)  # the only word that it has: an end of nothing would look like an empty answer
                 await loop.sock_sendall(sock, said(kind, error.why if isinstance(error, Refused) else Why.FAILED))
                 return
             await self._carry(sock, peer, group, traffic, said(kind, None), reader.rest, f"{wanted} at {to}")
@@ -195,12 +208,18 @@ class Station:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone must not keep a place for ever
         stream = Stream(
-            self._endpoint, sock, peer, group, traffic=traffic, share=lambda: len(self._streams), first=first
+            self._endpoint,
+            sock,
+            peer,
+            group,
+            traffic=traffic,
+            share=lambda: len(self._streams),
+            hello=hello,
+            first=first,
         )
         try:
-            if hello:
-                await asyncio.get_running_loop().sock_sendall(sock, hello)
             why = await stream.run()
             self.finished += not why
             self.broken += bool(why)
@@ -243,10 +262,15 @@ class Station:
         try:
             word = json.loads(bytes(message.data)) if message.nbytes <= MAX_WORD_BYTES else {}
             op, group = word["op"], word["group"]
-            if not isinstance(group, str) or len(group) > 64:
+            asked_by = _GROUP.fullmatch(group) if isinstance(group, str) else None
+            if asked_by is None:
                 raise ValueError("its group is none")
             if op == "open":
-                port, host, traffic = int(word["port"]), str(word["host"])[:256], str(word["traffic"])
+                if int(asked_by[1], 16) != message.src:
+                    raise ValueError("its group is another station's")
+                port, host, traffic = word["port"], str(word["host"])[:256], str(word["traffic"])
+                if not isinstance(port, int) or not 0 <= port < 65536:
+                    raise ValueError("its port is none")
                 if traffic not in ("pipeline", "sync", "bulk"):
                     raise ValueError(f"{traffic!r} is no traffic class")
                 self._keep(self._exit(message.src, group, Target(host, port), traffic))
@@ -257,6 +281,10 @@ class Station:
                     answer.set_result(None)
                 else:
                     answer.set_exception(Refused(Why(word["why"]), str(word.get("detail", ""))[:512]))
+            elif op == "opened" and group not in self._streams:
+                # Whoever asked has given up: its connection there would wait for the end of its target.
+                with contextlib.suppress(ProxydError):
+                    self._endpoint.isend(bytes([RESET]), dst=message.src, tag=DATA, group=group, timeout_s=0)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("rank %d says what nobody understands: %s", message.src, error)
 
@@ -268,14 +296,18 @@ class Station:
                 raise Refused(Why.FAILED, "that connection exists")
             if len(self._streams) >= MAX_STREAMS:
                 raise Refused(Why.FULL, f"{MAX_STREAMS} connections are under way")
-            sock = await self._connect(target)
+            self._streams.add(group)  # a connection that isn't there yet takes its place, too
+            try:
+                sock = await self._connect(target)
+            except BaseException:
+                self._streams.discard(group)
+                raise
         except Refused as error:
             self.refused += 1
             log.warning("rank %d is not connected to %s: %s", peer, target, error)
             with contextlib.suppress(ProxydError):
                 await self._say(peer, op="refused", group=group, why=error.why.value, detail=str(error))
             return
-        self._streams.add(group)
         with contextlib.closing(sock):
             try:
                 await self._say(peer, op="opened", group=group)
@@ -292,7 +324,7 @@ class Station:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # the latter: no name that could be asked for
             raise Refused(Why.UNKNOWN_NAME, f"{target.host}: {error}") from None
         judged = [one for one in found if allowed(self._rules, plain_address(str(one[4][0])), target.port)]
         if not judged:
@@ -314,10 +346,11 @@ class Station:
             sock.close()
         raise refused
 
-    def _keep(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _keep(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

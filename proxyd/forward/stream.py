@@ -13,8 +13,9 @@ or ``RESET`` (the connection is broken). Each direction ends by itself, so half-
 back its own connection; without that its bytes would fill the agents' memory, which others need too.
 
 *Errors.* Whatever breaks (the peer's process, the line for longer than ``peer_timeout``, the socket) ends both sockets
-with RST, never with FIN: a program must not take half a file for a whole one. When a stream ends, its group is closed
-at both ends, which drops what is still under way.
+with RST, never with FIN: a program must not take half a file for a whole one. So a socket is made to end with RST from
+its first byte on, and may end otherwise only when both directions are over: a station that is killed resets it, too.
+When a stream ends, its group is closed at both ends, which drops what is still under way.
 """
 
 from __future__ import annotations
@@ -44,8 +45,15 @@ SHARED_BYTES = 48 << 20
 """Of all streams of a station: below an agent's `eager` (64 MiB), so that no stream waits behind another's bytes."""
 LEAST_WINDOW_BYTES = 256 << 10
 ROOM_S = 0.005
-LINGER_OFF = struct.pack("ii", 1, 0)
+RESET_S = 5.0
+"""So long a stream that broke tries to say so to its peer."""
+_RESET_AT_CLOSE, _FIN_AT_CLOSE = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 _CREDIT = struct.Struct("!Q")
+
+
+def reset_at_close(sock: socket.socket) -> None:
+    """However it ends from now on, whoever is at the other end hears of a reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
 
 
 async def result(handle: Handle[Message]) -> Message:
@@ -76,6 +84,8 @@ class Stream:
     :param sock: connected and non-blocking; it is closed at the end.
     :param peer: rank of the other station.
     :param share: how many streams the station has: they share its window.
+    :param hello: what the client hears before the peer's bytes.
+    :param first: what the client has sent already.
     """
 
     def __init__(
@@ -87,6 +97,7 @@ class Stream:
         *,
         traffic: str,
         share: Callable[[], int],
+        hello: bytes = b"",
         first: bytes = b"",
     ) -> None:
         self._endpoint = endpoint
@@ -95,7 +106,9 @@ class Stream:
         self._group = group
         self._traffic = traffic
         self._share = share
+        self._hello = hello
         self._first = first
+        reset_at_close(sock)
         self._credited = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way = 0
@@ -104,21 +117,24 @@ class Stream:
 
     async def run(self) -> str:
         """Carry until both directions are over; answers why it ended otherwise, empty: it is complete."""
-        directions = [asyncio.ensure_future(one) for one in (self._outwards(), self._inwards())]
+        directions: list[asyncio.Future[None]] = []
         credits = asyncio.ensure_future(self._credits())
         try:
+            if self._hello:
+                await asyncio.get_running_loop().sock_sendall(self._sock, self._hello)
+            directions += [asyncio.ensure_future(one) for one in (self._outwards(), self._inwards())]
             while not all(one.done() for one in directions):
                 waiting = [one for one in (*directions, credits, self._failed) if not one.done()]
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
                     one.result()
-            self._sock.close()
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FIN_AT_CLOSE)
         except (OSError, ProxydError) as error:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_OFF)
             self._sock.close()
-            with contextlib.suppress(ProxydError):
-                self._endpoint.isend(bytes([RESET]), dst=self._peer, tag=DATA, group=self._group, timeout_s=0)
-            return str(error)
+            with contextlib.suppress(ProxydError, TimeoutError):
+                async with asyncio.timeout(RESET_S):
+                    await self._post(bytes([RESET]), DATA, self._traffic)
+            return str(error) or type(error).__name__
         finally:
             for task in (*directions, credits, self._failed):
                 task.cancel()
@@ -171,15 +187,18 @@ class Stream:
     def _window(self) -> int:
         return max(LEAST_WINDOW_BYTES, min(WINDOW_BYTES, SHARED_BYTES // max(1, self._share())))
 
-    async def _send(self, data: memoryview) -> None:
+    async def _post(self, data: bytes | memoryview, tag: int, traffic: str) -> Handle[None]:
+        """Without a wait in the library, which all streams would share."""
         while True:
             try:
-                handle = self._endpoint.isend(
-                    data, dst=self._peer, tag=DATA, group=self._group, traffic=self._traffic, timeout_s=0
+                return self._endpoint.isend(
+                    data, dst=self._peer, tag=tag, group=self._group, traffic=traffic, timeout_s=0
                 )
-                break
             except TransferTimeout:  # no room in shared memory for the moment
                 await asyncio.sleep(ROOM_S)
+
+    async def _send(self, data: memoryview) -> None:
+        handle = await self._post(data, DATA, self._traffic)
         loop = asyncio.get_running_loop()
         self._under_way += 1
 
@@ -201,6 +220,8 @@ class Stream:
     async def _credits(self) -> None:
         while True:
             message = await result(self._endpoint.irecv(src=self._peer, tag=CREDIT, group=self._group))
+            if message.nbytes != _CREDIT.size:
+                raise ClosedError("the other side speaks of credits as nobody does")
             self._credit_bytes = _CREDIT.unpack(bytes(message.data))[0]
             self._credited.set()
 
@@ -224,9 +245,7 @@ class Stream:
                 self.taken_bytes += len(data) - 1
                 if self.taken_bytes - told_bytes >= LEAST_WINDOW_BYTES // 2:
                     told_bytes = self.taken_bytes
-                    self._endpoint.isend(
-                        _CREDIT.pack(told_bytes), dst=self._peer, tag=CREDIT, group=self._group, traffic="pipeline"
-                    )
+                    await self._post(_CREDIT.pack(told_bytes), CREDIT, "pipeline")
                 continue
             following.cancel()
             if kind == END:

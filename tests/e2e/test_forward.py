@@ -233,7 +233,7 @@ def test_what_breaks_is_a_reset_on_both_sides_and_never_a_short_success(start_st
     with pytest.raises(ConnectionResetError):
         received(client)
     client.close()
-    until(lambda: len(seen) == 2, "the server's socket ends, too", 20)
+    until(lambda: seen == ["reset", "reset"], "the server hears of a reset, too", 20)
 
     # And the next one works.
     start_station("b", "--allow", "127.0.0.1/32:*")
