@@ -34,6 +34,7 @@ PATHS = {
     "grant_log",
 }
 SECRET_FILES = ("token_file", "tls_key", "lock_key")
+_NETWORK = r"[0-9a-fA-F:.]{2,45}/[0-9]{1,3}"
 _FORMS = {
     "site": r"[A-Za-z0-9._-]{1,63}",
     "name": r"[A-Za-z0-9._-]{1,255}",
@@ -45,6 +46,7 @@ _FORMS = {
     "data_interface": r"[A-Za-z0-9._@:-]{1,15}",
     "congestion_control": r"[a-z0-9_]{1,15}",
     "time_zone": r"[A-Za-z0-9_+/-]{0,40}",
+    "allow": rf"\[?{_NETWORK}\]?:(\*|[0-9,]{{1,80}})",
 }
 _WORDS = {
     "classes": ("pipeline", "sync", "bulk"),
@@ -56,6 +58,8 @@ _WORDS = {
     "level": ("debug", "info", "warning", "error"),
     "format": ("text", "json"),
     "reflection": ("true", "false"),
+    "kind": ("tcp", "socks5", "http", "exit"),
+    "traffic": ("pipeline", "sync", "bulk"),
 }
 _QUANTITY = {
     *(
@@ -74,13 +78,13 @@ _QUANTITY = {
     *("rtt", "peer_timeout", "resolve_timeout", "linger", "beat", "lease", "rtt_control", "lock_ttl"),
 }
 _AMOUNT = re.compile(r"auto|[0-9.]{1,20} ?[A-Za-z]{0,5}(/s)?")
-_ADDRESSES = {"data_listen", "data_address", "gateway_listen", "coordinators", "metrics", "listen", "address"}
+_ADDRESSES = {"data_listen", "data_address", "gateway_listen", "coordinators", "metrics", "listen", "address", "target"}
 _ADDRESS = re.compile(r"off||fd:\d{1,4}|(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,99}):\d{1,5}")
 _LOCK = re.compile(r"(etcd|kubernetes)://[A-Za-z0-9.,:\[\]-]{1,300}(/[A-Za-z0-9/_.-]{0,100})?")
 
 KNOWN_WORDS = {
     *("agent", "coordinator", "link", "job", "class", "bottleneck", "log", "fallback_percent", "weight", "pace", "mtu"),
-    *("warm", "strangers", "sends", "fifo_share", "lock"),
+    *("warm", "strangers", "sends", "fifo_share", "lock", "forward"),
     *(*PATHS, *_FORMS, *_WORDS, *_QUANTITY, *_ADDRESSES),
     *(word for words in _WORDS.values() for word in words),
 }
@@ -135,6 +139,8 @@ def _is_harmless(key: str, text: str) -> bool:
         if text.startswith("unix:"):
             return _leads_somewhere(text.removeprefix("unix:"))
         return _ADDRESS.fullmatch(text) is not None
+    if key == "clients" and re.fullmatch(_NETWORK, text):
+        return True  # of a door; an agent's are a number
     if key in _QUANTITY:
         return _AMOUNT.fullmatch(text) is not None
     if key in _WORDS:

@@ -20,6 +20,7 @@ from proxyd.cli.certificates import Authority
 from proxyd.cli.main import main
 from proxyd.core.errors import ConfigError
 from proxyd.runtime.config import AgentConfig, CoordinatorConfig, LogConfig, parse_config
+from proxyd.runtime.config_forward import ForwardConfig
 from proxyd.runtime.config_links import BottleneckConfig, ClassConfig, JobConfig, LinkConfig
 
 SECRET = "S3cr3t+Value/of=mine!"
@@ -32,6 +33,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "[[job]]": JobConfig,
     "[[class]]": ClassConfig,
     "[[bottleneck]]": BottleneckConfig,
+    "[[forward]]": ForwardConfig,
 }
 FIELDS = [
     (header, field.alias or name)
@@ -179,3 +181,17 @@ def test_without_anything_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
     files = collect([], None, [], 10)
     assert "status-agent.json: no agent runs here" in files["missing.txt"]
     assert json.loads(files["versions.json"])["proxyd"]
+
+
+def test_what_is_forwarded_can_be_read() -> None:
+    text = (
+        "[agent]\nsite = 'a'\ncoordinators = '127.0.0.1:7600'\n"
+        '[[forward]]\nkind = "socks5"\nlisten = "10.1.0.1:1080"\nto = "b"\ntraffic = "bulk"\n'
+        'clients = ["10.1.0.0/16"]\n'
+        '[[forward]]\nlisten = "127.0.0.1:8022"\nto = "b"\ntarget = "10.2.0.9:22"\n'
+        '[[forward]]\nkind = "exit"\nallow = ["10.2.0.0/16:22,873", "[fd00::/8]:*", "10.2.0.9/32:*"]\n'
+    )
+    parse_config(text, "f.toml")
+    hidden: set[str] = set()
+    assert read_masked(text, hidden) == tomllib.loads(text)
+    assert not hidden
