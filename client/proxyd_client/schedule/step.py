@@ -8,11 +8,11 @@ thread and no tensor is in here, so that the same loop runs against a fake netwo
 *Order.* Inputs may arrive in any order; a worker hears of them in the order of the micro-batches, as each kind runs.
 So does what is predicted, and so does W: sums of gradients have one order.
 
-*Whole backwards.* A split costs a second walk of the graph, some 10 to 50 % of a small backward. It buys that the
-gradient leaves before W has run, and that W can wait. Both are worth nothing while other work is ready here: then this
-worker is what the pipeline waits for, and a backward in one piece is the shorter way. When nothing else is ready, the
-worker has time, and the stage before may be waiting for this very gradient: then it is split. A worker whose splits
-cost more than its pauses sees its inputs queue up, and stops splitting: the rule holds its own balance.
+*Whole backwards.* A split costs a second walk of the graph: most of a small backward, 3 % of one of half a second. It
+buys that the gradient leaves before W has run, and that W can wait. Both are worth nothing while other work is ready
+here: then this worker is what the pipeline waits for, and a backward in one piece is the shorter way. When nothing else
+is ready, the worker has time, and the stage before may be waiting for this very gradient: then it is split. A worker
+whose splits cost more than its pauses sees its inputs queue up, and stops splitting: the rule holds its own balance.
 """
 
 from __future__ import annotations
