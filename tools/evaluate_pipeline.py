@@ -290,7 +290,8 @@ def share_table() -> list[str]:
                 cells.append(text)
         rows.append([words, *cells])
     rows.append(["published", *(f"{share:.1%}" if trace else "" for share in SHARES.values() for trace in (1, 0))])
-    head = ["message and period", *(f"{preset}, {trace}" for preset in SHARES for trace in ("constant", "moderate"))]
+    kinds = ("constant", f"moderate, {SEEDS} seeds")
+    head = ["message and period", *(f"{preset}, {kind}" for preset in SHARES for kind in kinds)]
     return tabled([f"pipeline-share-preset-{preset}-constant" for preset in SHARES], head, rows)
 
 
