@@ -24,7 +24,7 @@ SWEPT = {2: [(0.25, True), (0.5, False), (0.5, True), (1.0, False), (1.0, True),
 SWEPT_WAYS = "1f1b,run-time"
 KNOWN = ("gloo-cubic", "gloo-bbr", "1f1b", "run-time", "few", "offload")
 DEFAULT = tuple(way for way in KNOWN if way != "few")
-"""``few``: the schedule at run time with half the activations, as ``offload`` has them, and nothing outside."""
+"""``few``: the schedule at run time with 60 % of the activations, as ``offload`` has them, and nothing outside."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
