@@ -4,8 +4,8 @@
 #   tools/prepare.sh net            make sure that `ip` is there; without it the emulated WAN is replaced by loopback
 #   tools/prepare.sh image          make sure that an image can be built without a registry
 #   tools/prepare.sh monitoring     make sure that promtool and prometheus are there, or fail and say what to install
-#   tools/prepare.sh tests          net, and libfaketime, etcd, Prometheus, systemd-analyze and Chromium; without them tests of
-#                                   wall clock steps, of a coordinator's standby, of dashboards and units skip
+#   tools/prepare.sh tests          net, and libfaketime, etcd, Prometheus, systemd-analyze, Chromium and curl; without them tests of
+#                                   wall clock steps, of a coordinator's standby, of dashboards, units and forwarding skip
 set -euo pipefail
 
 apt_install() {
@@ -86,6 +86,9 @@ net | tests)
     fi
     if [ "$1" = tests ] && ! command -v chromium >/dev/null 2>&1 && ! apt_install chromium; then
         echo "proxyd: chromium is missing (package chromium): the tests of the status pages skip." >&2
+    fi
+    if [ "$1" = tests ] && ! command -v curl >/dev/null 2>&1 && ! apt_install curl; then
+        echo "proxyd: curl is missing (package curl): the test of forwarding for curl skips." >&2
     fi
     if [ "$1" = tests ] && ! have_prometheus && ! fetch_prometheus; then
         echo "proxyd: prometheus is missing (package prometheus): the test of the dashboards skips." >&2

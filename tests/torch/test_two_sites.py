@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,13 @@ def test_the_script_refuses_what_it_cannot_train(wrong: list[str], capsys: pytes
     with pytest.raises(SystemExit):
         arguments(wrong)
     assert "error:" in capsys.readouterr().err
+
+
+def test_looking_for_connections_leaves_no_descriptor_open() -> None:
+    from proxyd_client.examples.train_two_sites import connections
+
+    with tempfile.TemporaryFile():  # no socket: looking at it failed once, with a copy of its descriptor open
+        connections()
+        before = len(os.listdir("/proc/self/fd"))
+        connections()
+        assert len(os.listdir("/proc/self/fd")) == before

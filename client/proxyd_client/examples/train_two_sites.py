@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import json
 import socket
+import stat
 import statistics
 import time
 from collections.abc import Sequence
@@ -226,9 +227,13 @@ def connections() -> list[int]:
     """Descriptors of this process's TCP connections to other hosts."""
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[0] != sock.getpeername()[0]:
-                found.append(fd)
+        with contextlib.suppress(OSError):  # it may have been closed meanwhile, or have no peer
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if inet and sock.getsockname()[0] != sock.getpeername()[0]:
+                    found.append(fd)
     return found
 
 
