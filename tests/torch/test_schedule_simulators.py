@@ -169,7 +169,7 @@ def test_times_at_a_constant_delay_are_those_of_the_longest_path(name: str, dura
 
 def test_what_torch_has_not_goes_through_torchs_simulator_and_the_longest_path() -> None:
     """ZB-H2, and plans for a WAN: there is no order to compare with, but they stand still nowhere, and take as long."""
-    model = preset_model("L1", trace="constant", micro_batches=24)
+    model = preset_model("L1", trace="constant", micro_batches=24, weight_parts=1)
     planned = plan([[stage] for stage in model.stages], 24, [8 << 30] * 8, hops(model))
     wide = [orders.delay_aware(187, [0, 0, 0, 100, 0, 0, 0], place, 24, 12) for place in range(8)]
     for each in ([orders.zb_h2(8, place, 24) for place in range(8)], planned.orders, wide):
