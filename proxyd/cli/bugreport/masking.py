@@ -9,6 +9,7 @@ like a secret wherever it stands.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -194,6 +195,19 @@ def secrets_of_file(path: str) -> Iterator[str]:
     yield from (line.strip() for line in content.splitlines() if "-----" not in line)
 
 
+def _unicode(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _written(secret: str) -> set[str]:
+    """A secret as it may stand in a text: as it is, or with quotes, backslashes and letters beyond ASCII escaped, by
+    Python in an error's words, by JSON in the file that quotes these, or by both."""
+    forms = {secret}
+    for _ in range(2):
+        forms |= {write(form)[1:-1] for form in forms for write in (repr, json.dumps, _unicode)}
+    return forms
+
+
 class Scrubber:
     """Removes secrets from texts.
 
@@ -201,7 +215,8 @@ class Scrubber:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        found = sorted({one for one in secrets if len(one) >= LEAST_SECRET}, key=len, reverse=True)
+        written = {form for one in secrets if len(one) >= LEAST_SECRET for form in _written(one)}
+        found = sorted(written, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, found))) if found else None
 
     def clean(self, text: str) -> str:

@@ -195,3 +195,14 @@ def test_what_is_forwarded_can_be_read() -> None:
     hidden: set[str] = set()
     assert read_masked(text, hidden) == tomllib.loads(text)
     assert not hidden
+
+
+@pytest.mark.parametrize("secret", ["pässwört-1", 'one"word\\12', 'it\'s-a-"secret"', "pla\tcated-9"])
+def test_a_secret_that_errors_and_json_write_otherwise_stays_here(tmp_path: Path, secret: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"[agent]\nsite = 'a'\ncoordinators = '127.0.0.1:7600'\ndata_listen = {json.dumps(secret)}\n")
+    doctor = json.loads(collect([str(file)], None, [], 0)["doctor.json"])
+    told = [one["detail"] for one in doctor["checks"] if one["name"] == f"config {file}"]
+    assert MASK in told[0]
+    assert secret not in told[0]
+    assert repr(secret)[1:-1] not in told[0]
