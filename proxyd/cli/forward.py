@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--socks5", action="store_true", help="clients say where by SOCKS5")
     kind.add_argument("--http", action="store_true", help="clients say where by HTTP CONNECT")
     parser.add_argument(
+        "--clients",
+        metavar="NETWORK",
+        action="append",
+        default=[],
+        help='whose clients beyond this host may come in, like "10.1.0.0/16"; may be repeated',
+    )
+    parser.add_argument(
         "--allow",
         metavar="NETWORK:PORTS",
         action="append",
@@ -79,7 +86,14 @@ def _of_options(args: argparse.Namespace) -> list[ForwardConfig]:
     if args.listen is not None or args.to is not None or args.target is not None or args.socks5 or args.http:
         kind = "socks5" if args.socks5 else "http" if args.http else "tcp"
         wanted.append(
-            {"kind": kind, "listen": args.listen, "to": args.to, "target": args.target, "traffic": args.traffic}
+            {
+                "kind": kind,
+                "listen": args.listen,
+                "to": args.to,
+                "target": args.target,
+                "traffic": args.traffic,
+                "clients": tuple(args.clients),
+            }
         )
     try:
         return [ForwardConfig.model_validate(one) for one in wanted]

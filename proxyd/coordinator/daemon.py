@@ -186,6 +186,12 @@ class Coordinator:
         yield from drain_families(draining=self.drain.draining, held=self.drain.held)
 
 
+def _say_why_it_ended(task: asyncio.Task[None]) -> None:
+    """The page's history is no reason to end a coordinator, and its silence should be one to look."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the status page remembers nothing more", exc_info=error)
+
+
 def _grant_log_of(config: Config) -> tuple[Path, int] | None:
     section = config.require_coordinator()
     return None if section.grant_log is None else (Path(section.grant_log), section.grant_log_bytes)
@@ -354,7 +360,9 @@ class _Daemon:
         """From here on this is the coordinator."""
         coordinator = self.coordinator or self._make()
         coordinator.driver.start()
-        ending.callback(asyncio.get_running_loop().create_task(coordinator.remember()).cancel)
+        remembering = asyncio.get_running_loop().create_task(coordinator.remember())
+        remembering.add_done_callback(_say_why_it_ended)
+        ending.callback(remembering.cancel)
         if self.election is not None:
             holding = asyncio.get_running_loop().create_task(self._hold(self.election))
             ending.callback(holding.cancel)

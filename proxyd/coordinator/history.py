@@ -86,7 +86,7 @@ class History:
         slot = self._last.get(grant.link)
         if slot is None or slot.transfer != grant.transfer or start_ns > slot.end_ns + JOINED_NS:
             if slot is None and len(self._last) >= MAX_LINKS:
-                return
+                del self._last[min(self._last, key=lambda link: self._last[link].end_ns)]
             agent = self._agents.get(session)
             slot = _Slot(
                 grant.link, str(agent or session), grant.transfer, self._traffic.get(grant.transfer, ""), start_ns

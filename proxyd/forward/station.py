@@ -73,7 +73,8 @@ class Station:
         self._rules = rules
         self._numbers = itertools.count(1)
         self._life = secrets.token_hex(4)
-        self._asked: dict[str, asyncio.Future[None]] = {}
+        self._asked: dict[str, tuple[int, asyncio.Future[None]]] = {}
+        """By group: whom we asked, and where the answer is awaited."""
         self._streams: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
@@ -185,7 +186,8 @@ class Station:
         if len(self._streams) >= MAX_STREAMS:
             raise Refused(Why.FULL, f"{MAX_STREAMS} connections are under way")
         group = f"{self._endpoint.rank:x}.{self._life}.{next(self._numbers)}"
-        answer = self._asked[group] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked[group] = peer, answer
         self._streams.add(group)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -275,7 +277,9 @@ class Station:
                     raise ValueError(f"{traffic!r} is no traffic class")
                 self._keep(self._exit(message.src, group, Target(host, port), traffic))
                 return
-            answer = self._asked.get(group)
+            asked, answer = self._asked.get(group, (message.src, None))
+            if asked != message.src:
+                raise ValueError("it answers what another one was asked")
             if answer is not None and not answer.done():
                 if op == "opened":
                     answer.set_result(None)

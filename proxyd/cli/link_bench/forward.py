@@ -35,6 +35,7 @@ from proxyd.wan import LinkSpec, Wan
 JOB = "forward-bench"
 READY_TIMEOUT_S = 30.0
 TIMEOUT_S = 60.0
+COPY_TIMEOUT_S = 1800
 WARM_TENSORS = 10
 BLOCK_BYTES = 1 << 20
 
@@ -243,7 +244,7 @@ def _file(path: Path, nbytes: int) -> tuple[Path, str]:
 
 def _upload(curl: str, file: Path, door: str, digest: str, copy: dict[str, Any], done: threading.Event) -> None:
     begun_s = time.monotonic()
-    command = [curl, "-sS", "--noproxy", "*", "-T", str(file), f"http://{door}/file"]
+    command = [curl, "-sS", "--max-time", str(COPY_TIMEOUT_S), "--noproxy", "*", "-T", str(file), f"http://{door}/file"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=False)
         took_s = time.monotonic() - begun_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxyd.coordinator.history import MAX_SLOTS, SHOWN_NS, History
+from proxyd.coordinator.history import MAX_LINKS, MAX_SLOTS, SHOWN_NS, History
 from proxyd.core.effects import ToAgent
 from proxyd.core.events import SessionMessage, SessionOpened
 from proxyd.core.ids import AgentName, LinkName, TransferId
@@ -54,3 +54,15 @@ def test_what_is_old_is_not_shown_and_nothing_grows_without_end() -> None:
         history.performed(0, [grant(TransferId(1, number), 1)])
     assert len(history.plain(0)["slots"]) == MAX_SLOTS
     assert len(history._traffic) <= MAX_SLOTS
+
+
+def test_a_link_that_is_new_is_shown_however_many_there_were() -> None:
+    history = History()
+    for number in range(2 * MAX_LINKS):
+        link = LinkName("a", f"b{number}")
+        history.performed(
+            number * MS, [ToAgent(1, Grant(9, TransferId(1, number), link, MS, 10**9, 0, MS, 1, MS, "first in line"))]
+        )
+    shown = {slot["link"] for slot in history.plain(2 * MAX_LINKS * MS)["slots"]}
+    assert f"a->b{2 * MAX_LINKS - 1}" in shown
+    assert len(history._last) == MAX_LINKS
