@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", help="of the link, each way, instead of --ratio")
     add_step_arguments(parser)
-    add_line_arguments(parser)
+    add_line_arguments(parser, mtu=1500)
     parser.add_argument("script", nargs="*", metavar="-- OPTION", help="options of the script itself")
 
 

@@ -66,11 +66,11 @@ def add_path_arguments(parser: argparse.ArgumentParser, rate: str = "400Mbit") -
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
 
 
-def add_line_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is the same whatever sets the rate."""
+def add_line_arguments(parser: argparse.ArgumentParser, mtu: int = 9000) -> None:
+    """What is the same whatever sets the rate. On a slow link a shallow buffer has room for few large packets."""
     parser.add_argument("--rtt", default="60ms", help="round trip without any queue (default: 60ms)")
     parser.add_argument("--buffer", default="0.1bdp", help="drop-tail queue, a size or like 0.1bdp (default: 0.1bdp)")
-    parser.add_argument("--mtu", type=int, default=9000, help="bytes of the largest packet (default: 9000)")
+    parser.add_argument("--mtu", type=int, default=mtu, help=f"bytes of the largest packet (default: {mtu})")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write all figures there")
 
 
