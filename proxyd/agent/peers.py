@@ -388,7 +388,9 @@ class PeerLink:
                 sacked += state.sacked_bytes
                 lost += state.lost_bytes
                 path_limited = path_limited or state.path_limited(stream.pace_bytes_per_s)
-                srtt_ns.append(state.srtt_ns)
+                # Without it a low pace looked like a queue, which made it lower: 200 Mbit/s and 5 ms ended at 4.
+                paired_ns = state.acknowledged_in_pairs_ns(stream.pace_bytes_per_s)
+                srtt_ns.append(max(min(state.srtt_ns, state.min_rtt_ns), state.srtt_ns - paired_ns))
                 min_rtt_ns.append(state.min_rtt_ns)
                 stream.look(state, self._min_rtt_ns if self._live else 0, now_ns)
                 acked_bytes = stream.ledger.written_bytes - state.unacked_bytes

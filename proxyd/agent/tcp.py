@@ -41,6 +41,8 @@ _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@qq")
 TIMESTAMP_SPACE = socket.CMSG_SPACE(_TIMESPEC.size)
 _MOST_WAITED_NS = 1_000_000_000
+DELAYED_ACK_NS = 40_000_000
+"""Linux sends a delayed acknowledgement so much later at the latest, while data flows (TCP_DELACK_MIN)."""
 
 _PROC = Path("/proc/sys/net/ipv4")
 
@@ -69,6 +71,17 @@ class TcpState(NamedTuple):
     """What TCP's own pacing allows, our ceiling included."""
     recovers: bool
     """From a loss, or from what may be one."""
+
+    def acknowledged_in_pairs_ns(self, pace_bytes_per_s: int) -> int:
+        """What of ``srtt_ns`` is no queue: a receiver acknowledges every second packet (RFC 1122, 4.2.3.2), so the
+        first of two waits for the second, which leaves so much later as the pace says, or for the kernel's timer.
+
+        :param pace_bytes_per_s: our ceiling; 0: none.
+        """
+        rate = min((one for one in (pace_bytes_per_s, self.pacing_bytes_per_s) if one > 0), default=0)
+        if not rate or not self.window_packets:
+            return 0
+        return min(self.window_bytes // self.window_packets * 1_000_000_000 // rate, DELAYED_ACK_NS)
 
     def path_limited(self, pace_bytes_per_s: int) -> bool:
         """TCP holds bytes back, rather than our ceiling (0: none) or a lack of data."""

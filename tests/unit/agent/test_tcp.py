@@ -150,3 +150,22 @@ def test_an_unknown_congestion_control_is_a_clear_error(pair: tuple[socket.socke
 def test_stream_capacity_comes_from_the_kernel() -> None:
     assert tcp.stream_capacity_bytes() >= 64 << 10
     assert tcp.read_sysctl("no_such_thing", "7") == "7"
+
+
+@pytest.mark.parametrize(
+    ("pace", "pacing", "window", "expected_ns"),
+    [
+        (500_000, 0, 10, 17_896_000),  # 8,948 bytes at 4 Mbit/s: 18 ms that are no queue
+        (0, 500_000, 10, 17_896_000),
+        (500_000, 250_000, 10, 35_792_000),
+        (25_000_000, 0, 10, 357_920),  # at 200 Mbit/s it is next to nothing
+        (1_000, 0, 10, tcp.DELAYED_ACK_NS),  # the kernel waits no longer
+        (0, 0, 10, 0),
+        (500_000, 0, 0, 0),
+    ],
+)
+def test_what_a_delayed_acknowledgement_takes_is_no_queue(
+    pace: int, pacing: int, window: int, expected_ns: int
+) -> None:
+    state = tcp.TcpState(0, 0, 0, 0, 0, 0, 0, window, window * 8948, False, 0, 0, pacing, False)
+    assert state.acknowledged_in_pairs_ns(pace) == expected_ns
