@@ -341,8 +341,8 @@ class LinkGranter:
             for lane, rate in zip(lanes, rates, strict=True):
                 self._tell_pace(lane, rate, now_ns, issued)
 
-    def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
-        """Tell whoever holds grants, and isn't in the plan any more, its part of a pace that has changed."""
+    def _repace(self, planned: list[Lane], now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> int:
+        """Tell who holds grants, and isn't in the plan, its part of a new pace. Answers what all could send before."""
         # Shares that were made at different paces may sum to more than any of those.
         hearing = [lane for lane in self._active.values() if lane.hears]
         total = sum(lane.binding_rate(now_ns) for lane in hearing if not lane.leaving)
@@ -356,6 +356,7 @@ class LinkGranter:
                 continue
             rate, ceiling = lane.rate_bytes_per_s * room // max(then, total), lane.ceiling_bytes_per_s
             self._tell_pace(lane, ceiling if 0 < ceiling < rate else rate, now_ns, issued)
+        return total
 
     def _tell_pace(self, lane: Lane, rate: int, now_ns: int, issued: list[tuple[int, Grant | Pace]]) -> None:
         """Tell a lane its rate, if that has changed by enough to be worth it."""
@@ -399,8 +400,7 @@ class LinkGranter:
                 lane.harmless = tails <= sizes.half_buffer_bytes
                 lane.leaving = lane.leaving or lane.harmless
         follows = self.settings.live or self._room_changed
-        if follows:
-            self._repace(planned, now_ns, issued)
+        total = self._repace(planned, now_ns, issued) if follows else 0
         self._resize(plan)
         front: list[Waiting] = []
         self._raise_ns = _NEVER_NS
@@ -415,7 +415,7 @@ class LinkGranter:
                     self._raise_ns = min(self._raise_ns, start_ns)  # to be told when the lane before it has left
                 elif not rate and room < lane.room_then_bytes_per_s:
                     # Together they hold more than the pace that has fallen: each gives up its part of the difference.
-                    part = lane.rate_bytes_per_s * room // lane.room_then_bytes_per_s
+                    part = lane.rate_bytes_per_s * room // max(lane.room_then_bytes_per_s, total)
                     self._tell_pace(lane, part, now_ns, issued)
             if rate and self._issue(share, rate, start_ns, pace, now_ns, issued):
                 return True
