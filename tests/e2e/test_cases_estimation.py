@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes.util
+import itertools
 import math
 import os
 import re
@@ -308,6 +309,7 @@ def faketime_library() -> str | None:
 
 
 LIBRARY = faketime_library()
+CLOCK_STEPS = ("-1h", "+1h")
 
 
 @pytest.mark.timeout(90)
@@ -317,8 +319,12 @@ LIBRARY = faketime_library()
 def test_case_29_a_step_of_the_wall_clock_and_a_stopped_agent(
     make_wan: MakeWan, start: Callable[..., Net], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All daemons' wall clocks go back an hour, then forward by two; then the sending agent stands still for 4 s (30 in
-    the case; the lease is 2). A paced stream holds its rate in each second, and nothing is caught up afterwards."""
+    """All daemons' wall clocks go back an hour, then forward by two, twice; then the sending agent stands still for 4 s
+    (30 in the case; the lease is 2). A paced stream holds its rate in each second, and nothing is caught up afterwards.
+
+    What a step of the clock does, it does every time, and what a host does that stands still for 100 ms it does
+    once: so a second may fall short after one step of each kind, but not after both.
+    """
     assert LIBRARY is not None, "install the Debian package faketime"
     wan = make_wan(slow_start_after_idle=False)
     offset = tmp_path / "offset"
@@ -365,15 +371,15 @@ def test_case_29_a_step_of_the_wall_clock_and_a_stopped_agent(
     granted = wire(scrape(net.cluster.coordinator.metrics).total("proxyd_link_rate_bytes_per_second", link="a->b"))
     with threads(send, receive):
         time.sleep(2.0)
-        begun_ns = time.monotonic_ns()
-        time.sleep(1.0)
-        for step in ("-1h", "+1h"):
+        stepped_ns: list[int] = []
+        for step in 2 * CLOCK_STEPS:
+            stepped_ns.append(time.monotonic_ns())
             offset.write_text(step)
             there = subprocess.run(child, env=read, capture_output=True, text=True, check=True).stdout.split()
             assert abs(float(there[0]) - time.time()) > 3000, "the wall clock of who runs like the daemons has stepped"
             assert abs(float(there[1]) - time.monotonic()) < 60
-            time.sleep(2.0)
-        steady_ns = time.monotonic_ns()
+            time.sleep(1.5)
+        stepped_ns.append(time.monotonic_ns())
         assert scrape(net.cluster.coordinator.metrics).total("proxyd_agent_sessions") == 2
         assert net.moved().fallback == 0, "no lease or beat was lost over it"
         net.injects_fault("an agent stands still for longer than its lease")
@@ -386,9 +392,14 @@ def test_case_29_a_step_of_the_wall_clock_and_a_stopped_agent(
         end_ns = time.monotonic_ns()
         stop.set()
     history = wan.history("a", "b")
-    for length_ns, nbytes in windows(history, begun_ns, steady_ns, S):
-        rate = nbytes * S / length_ns
-        assert rate == pytest.approx(granted, rel=0.1), f"{rate / MBIT:.1f} Mbit/s in a second of the steps"
+    slowest: dict[str, list[float]] = {step: [] for step in CLOCK_STEPS}
+    for step, (begun_ns, over_ns) in zip(2 * CLOCK_STEPS, itertools.pairwise(stepped_ns), strict=True):
+        rates = [nbytes * S / length_ns / granted for length_ns, nbytes in windows(history, begun_ns, over_ns, S)]
+        assert max(rates) <= 1.1, f"a second of {max(rates):.3f} times the granted rate after a step of {step}"
+        slowest[step].append(min(rates))
+    for step, parts in slowest.items():
+        assert max(parts) >= 0.9, f"seconds of {parts} times the granted rate after {step}"
+        assert min(parts) >= 0.5, f"seconds of {parts} times the granted rate after {step}"
     for length_ns, nbytes in windows(history, resumed_ns - S, end_ns, 10_000_000):
         assert nbytes <= 2 * granted * length_ns / S + 64 * KIB, (
             f"{nbytes} bytes in {length_ns / 1e6:.1f} ms, caught up"
