@@ -15,12 +15,13 @@ class                                 meaning
 ====================================  ==================================================================
 
 Every error carries ``peer`` (rank), ``tag``, ``group``, ``phase`` and ``bytes_done``; its text names them together with
-what happened, why, and what to do next.
+what happened, why, and what to do next. Its ``code`` is for scripts and searches and stays when texts change
+(docs/errors.md).
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from proxyd.wire.envelope import ErrorCode
 
@@ -37,6 +38,8 @@ class ProxydError(Exception):
     :param phase: what the transfer was waiting for or doing, in words.
     :param bytes_done: bytes acknowledged (send) or landed (receive) by then.
     """
+
+    code: ClassVar[str] = "failed"
 
     def __init__(
         self,
@@ -83,37 +86,55 @@ def _rebuild(kind: type[ProxydError], what: str, details: dict[str, Any]) -> Pro
 class ArgumentError(ProxydError, ValueError):
     """The call is wrong: a strided buffer, a tag out of range, an unknown traffic class."""
 
+    code = "argument"
+
 
 class ConfigError(ProxydError):
     """A setting is wrong: socket path, token, job, or a message larger than the agent's memory limit."""
+
+    code = "config"
 
 
 class AgentUnavailable(ProxydError, ConnectionError):
     """No agent listens at the configured place, or the agent of this endpoint is gone and did not come back in time."""
 
+    code = "agent-unavailable"
+
 
 class PeerLost(ProxydError, ConnectionError):
     """The other endpoint is gone, or unknown. What it had already delivered can still be received."""
+
+    code = "peer-lost"
 
 
 class TransferTimeout(ProxydError, TimeoutError):
     """``timeout_s`` is over. Nothing is cancelled and everything stays in step: wait again, or cancel."""
 
+    code = "transfer-timeout"
+
 
 class TransferFailed(ProxydError):
     """An agent gave the transfer up: out of memory, corrupt, protocol or internal error, coordinator lost."""
+
+    code = "transfer-failed"
 
 
 class TransferCancelled(ProxydError):
     """The transfer was cancelled before it was delivered."""
 
+    code = "transfer-cancelled"
+
 
 class MismatchError(ProxydError):
     """The message does not fit the buffer; the buffer is untouched and the message stays queued for ``recv``."""
 
+    code = "mismatch"
+
 
 class ClosedError(ProxydError):
     """The endpoint is closed, was replaced by a newer process of the same rank, or belongs to another process."""
+
+    code = "closed"
 
 
 _CLASS_OF_CODE: dict[int, type[ProxydError]] = {

@@ -39,6 +39,7 @@ class HandshakeError(RemoteError):
     ``reason`` is one of :data:`proxyd.runtime.refusals.PROOFS`, or "protocol".
     """
 
+    code = "handshake"
     reason = "protocol"
 
 

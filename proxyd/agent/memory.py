@@ -30,6 +30,8 @@ IDLE_NS = 5_000_000_000
 class MemoryLimitError(ProxydError):
     """The agent's memory cap, or the system's memory, leaves no room."""
 
+    code = "memory-limit"
+
 
 class MemoryBudget:
     """The cap. Arenas take from it; idle ones give back when somebody is short."""

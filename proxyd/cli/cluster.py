@@ -64,6 +64,8 @@ _LAUNCHER = (
 class ClusterError(ProxydError):
     """The cluster could not be started; the text holds the last words of the child that failed."""
 
+    code = "cluster"
+
 
 @dataclasses.dataclass(frozen=True)
 class LinkFigures:

@@ -10,8 +10,9 @@ The module is imported when its command is run or asked for help, never for ``pr
 ``run``, so that ``proxyd demo --help`` is quick too and works without the extras.
 
 Raise :class:`~proxyd.core.errors.ProxydError` for what a person should read: its text goes to stderr without a
-traceback and its ``exit_code`` is ours (the root of ``proxyd_client`` is treated alike). A module that an extra brings
-and that is not installed ends in a message that names the extra. Anything else is a bug and shows its traceback.
+traceback and with its ``code`` (docs/errors.md), and its ``exit_code`` is ours (the root of ``proxyd_client`` is
+treated alike). A module that an extra brings and that is not installed ends in a message that names the extra. Anything
+else is a bug and shows its traceback.
 
 Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 degraded, 130 interrupted.
 """
@@ -21,10 +22,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from proxyd.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MissingExtraError, ProxydError
 
@@ -119,16 +121,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        return _report(_missing_extra(error.name or "", extra))
+        return _report(_missing_extra(error.name or "", extra), args)
     except ProxydError as error:
-        return _report(error)
+        return _report(error, args)
     except Exception as error:
         # The trainer's library has a root of its own. It is looked up, not imported: it would bring numpy.
         client = sys.modules.get("proxyd_client.errors")
         if client is None or not isinstance(error, client.ProxydError):
             raise
-        print(f"proxyd: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return _say(error, EXIT_FAILED, args)
 
 
 def _dispatch(args: list[str]) -> int:
@@ -208,9 +209,20 @@ def _missing_extra(module: str, extra: str) -> MissingExtraError:
     )
 
 
-def _report(error: ProxydError) -> int:
-    print(f"proxyd: {error}", file=sys.stderr)
-    return error.exit_code
+def _report(error: ProxydError, args: Sequence[str]) -> int:
+    return _say(error, error.exit_code, args)
+
+
+def _say(error: Any, exit_code: int, args: Sequence[str]) -> int:
+    """The error for a person, and for a program that asked for JSON in its place what it can read.
+
+    :param error: of the daemons or of the trainer's library: both roots have the same fields.
+    """
+    print(f"proxyd: {error} [{error.code}]", file=sys.stderr)
+    if "--json" in args:
+        told = {"code": error.code, "what": error.what, "why": error.why, "next_step": error.next_step}
+        print(json.dumps({"error": {**told, "exit_code": exit_code}}, indent=2))
+    return exit_code
 
 
 if __name__ == "__main__":

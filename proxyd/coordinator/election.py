@@ -45,9 +45,13 @@ LEAST_POLL_NS = 100_000_000
 class LockError(ProxydError):
     """The lock service could not be asked, or answered something unexpected. To be tried again."""
 
+    code = "lock-service"
+
 
 class LockLostError(ProxydError):
     """The lock is somebody else's now, or nobody's."""
+
+    code = "lock-lost"
 
 
 class Lock(Protocol):

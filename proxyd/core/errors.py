@@ -9,7 +9,8 @@ class                   who must act                             exit code
 :class:`InternalError`  us: a broken invariant, report it        1
 ======================  =======================================  =========
 
-A message says what happened, why, and what to do next, with numbers. The trainer's library has a root of the same name
+A message says what happened, why, and what to do next, with numbers. Each class has a ``code`` for scripts and
+searches, which stays when texts change (docs/errors.md has them all). The trainer's library has a root of the same name
 in ``proxyd_client.errors``; it cannot import this one, and the two never meet in one process.
 """
 
@@ -32,6 +33,7 @@ class ProxydError(Exception):
     """
 
     exit_code: ClassVar[int] = EXIT_FAILED
+    code: ClassVar[str] = "failed"
 
     def __init__(self, what: str, *, why: str = "", next_step: str = "") -> None:
         self.what = what
@@ -56,33 +58,47 @@ class OperatorError(ProxydError):
     """The installation or its configuration is wrong; only a person can put it right."""
 
     exit_code: ClassVar[int] = EXIT_USAGE
+    code = "operator"
 
 
 class ConfigError(OperatorError):
     """A configuration file, option or environment variable is wrong. The message names file, line and key."""
 
+    code = "config"
+
 
 class UnitError(ConfigError, ValueError):
     """A rate, size or duration that cannot be read. Also a ValueError, so that validators collect it."""
+
+    code = "unit"
 
 
 class ListenError(OperatorError):
     """An address or socket path cannot be listened on: busy, not permitted, too long, or without authentication."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
+    code = "listen"
 
 
 class MissingExtraError(OperatorError):
     """A command needs an optional dependency that is not installed."""
 
+    code = "missing-extra"
+
 
 class CallerError(ProxydError):
     """The program that uses us asked for something that cannot be: unknown destination, mismatched size, closed."""
+
+    code = "caller"
 
 
 class RemoteError(ProxydError):
     """A peer, the coordinator or the network failed. Nothing is wrong here, and trying again may help."""
 
+    code = "remote"
+
 
 class InternalError(ProxydError):
     """An invariant of our own is broken. Always a bug."""
+
+    code = "internal"

@@ -48,6 +48,7 @@ class GrantLogError(OperatorError):
     """A grant log that can't be read. The message names the file, and the line where there is one."""
 
     exit_code = 1
+    code = "grant-log"
 
 
 class Recorder:

@@ -29,6 +29,8 @@ Schema = Mapping[str, Sequence[str]]
 class PlainError(RemoteError):
     """A value that was read is not of the form that its type has."""
 
+    code = "form"
+
 
 class _Codec(typing.NamedTuple):
     """``None`` stands for "as it is"."""

@@ -38,6 +38,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 class TranslateError(RemoteError):
     """The other side sent a message that breaks the protocol. The text names message and field."""
 
+    code = "protocol"
+
 
 # -- how one field crosses ---------------------------------------------------------------------------------------------
 

@@ -7,3 +7,5 @@ from proxyd.core.errors import ProxydError
 
 class WanError(ProxydError):
     """The emulated WAN cannot be built, was misused, or has died; the message says which and what to do next."""
+
+    code = "emulated-wan"

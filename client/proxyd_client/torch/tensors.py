@@ -27,6 +27,8 @@ _NOTHING: Bytes = np.empty(0, np.uint8)
 class TensorError(ArgumentError, TypeError):
     """A tensor of a kind that doesn't travel: sparse, quantised, on a device without memory of its own (``meta``)."""
 
+    code = "tensor"
+
 
 def payload_of_tensor(tensor: torch.Tensor, *, writable: bool = False, copies: Copies | None = None) -> Payload:
     """What the client sends from, or receives into.

@@ -33,6 +33,8 @@ PLAIN_WORKER = str(Path(proxyd.wan.__file__).with_name("_worker.py"))
 class DemoError(ProxydError):
     """The demo could not be run to its end, or what it saw contradicts what it should prove."""
 
+    code = "demo"
+
 
 class Traffic(Protocol):
     """One mode, connected and ready."""

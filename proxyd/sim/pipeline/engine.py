@@ -29,6 +29,8 @@ LOCAL_UNCERTAIN = 0.02
 class PipelineStalledError(ProxydError):
     """The step can't end. The message says who waits for what."""
 
+    code = "pipeline-stalled"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:

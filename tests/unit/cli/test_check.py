@@ -36,7 +36,7 @@ def test_a_wrong_file_exits_2_and_starts_nothing(tmp_path: Path, capsys: pytest.
     for command in (["check", file], ["agent", "--config", file]):
         assert main(command) == 2
         captured = capsys.readouterr()
-        assert captured.err == f"proxyd: {file}:3: unknown key 'sokcet' in [agent]; did you mean 'socket'?\n"
+        assert captured.err == f"proxyd: {file}:3: unknown key 'sokcet' in [agent]; did you mean 'socket'? [config]\n"
         assert captured.out == ""
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
 import types
@@ -70,10 +71,20 @@ def test_the_exit_code_is_the_commands_own(command: types.ModuleType) -> None:
 def test_our_errors_become_a_line_and_a_code(command: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     command.run = raising(ConfigError("no site", why="it is empty", next_step="Set it"))  # type: ignore[attr-defined]
     assert cli.main(["probe"]) == 2
-    assert capsys.readouterr().err == "proxyd: no site: it is empty. Set it\n"
+    assert capsys.readouterr() == ("", "proxyd: no site: it is empty. Set it [config]\n")
     command.run = raising(RemoteError("the coordinator is gone"))  # type: ignore[attr-defined]
     assert cli.main(["probe"]) == 1
-    assert capsys.readouterr().err == "proxyd: the coordinator is gone\n"
+    assert capsys.readouterr().err == "proxyd: the coordinator is gone [remote]\n"
+
+
+def test_who_asked_for_json_gets_the_error_as_json(
+    command: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.add_arguments = lambda parser: parser.add_argument("--json", action="store_true")  # type: ignore[attr-defined]
+    command.run = raising(ConfigError("no site", why="it is empty", next_step="Set it"))  # type: ignore[attr-defined]
+    assert cli.main(["probe", "--json"]) == 2
+    wanted = {"code": "config", "what": "no site", "why": "it is empty", "next_step": "Set it", "exit_code": 2}
+    assert json.loads(capsys.readouterr().out) == {"error": wanted}
 
 
 def test_an_interrupt_is_130(command: types.ModuleType) -> None:

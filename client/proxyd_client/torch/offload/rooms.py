@@ -41,6 +41,8 @@ _NO_BLOCK: Bytes = np.empty(0, np.uint8)
 class OffloadError(ProxydError, RuntimeError):
     """An activation could not be moved out (it stays on the device), or one that is out could not be brought back."""
 
+    code = "offload"
+
 
 class Piece(NamedTuple):
     """A run of bytes within one chunk."""
