@@ -17,6 +17,7 @@ from proxyd.core.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_OK, ProxydError
 
 SERVING = "serving"
 DOWN = "down"
+ACCEPT_TIMEOUT_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def _questions(args: argparse.Namespace) -> list[_Question]:
     config = load_config(config_path(args.config))
     found = []
     if config.agent is not None:
-        found.append(_Question("agent", config.agent.admin_path or config.agent.socket))
+        # Without an admin socket all there is to see is whether it lets trainers in.
+        path = config.agent.admin_path
+        found.append(_Question("agent", config.agent.socket if path is None else path, asks=path is not None))
     if config.coordinator is not None:
         addresses = sorted(config.coordinator.listen_addresses, key=lambda one: not one.is_unix)
         first = addresses[0]
@@ -77,12 +80,26 @@ def _questions(args: argparse.Namespace) -> list[_Question]:
 class _Question:
     daemon: str
     address: str
+    asks: bool = True
 
     def __call__(self) -> Health:
+        if not self.asks:
+            return listens(self.address)
         try:
             return agent_health(self.address) if self.daemon == "agent" else coordinator_health(self.address)
         except ProxydError as error:
             return Health(self.daemon, self.address, DOWN, str(error))
+
+
+def listens(socket: str) -> Health:
+    """Of an agent with ``admin = "off"``: whether it accepts trainers, and no more."""
+    from proxyd.cli.healthcheck import accepts
+    from proxyd.runtime.addresses import Address
+
+    reason = accepts(Address(path=socket), ACCEPT_TIMEOUT_S)
+    if reason is not None:
+        return Health("agent", socket, DOWN, f"nobody accepts there: {reason}")
+    return Health("agent", socket, SERVING, 'it accepts trainers; admin = "off" tells no more')
 
 
 def agent_health(socket: str) -> Health:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, default=2.0, help="for each connection (default: %(default)s)")
 
 
-def _accepts(address: Address, timeout_s: float) -> str | None:
+def accepts(address: Address, timeout_s: float) -> str | None:
     """None when something accepts a connection at *address*, else why not."""
     try:
         if address.is_unix:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         probes.append(("coordinator", config.coordinator.listen_addresses[0]))
     failed = False
     for name, address in probes:
-        reason = _accepts(address, args.timeout_s)
+        reason = accepts(address, args.timeout_s)
         failed = failed or reason is not None
         print(f"{name} {address}: {reason or 'ok'}", file=sys.stderr if reason else sys.stdout)
     return EXIT_FAILED if failed else EXIT_OK

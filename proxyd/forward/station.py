@@ -35,6 +35,8 @@ WORDS = "words"
 MAX_WORD_BYTES = 4 << 10
 MAX_STREAMS = 1024
 """More at once are refused: each has a descriptor and a few tasks."""
+MAX_ASKED = 128
+"""Clients that have not said where they want to go, at once: each may take 10 s for it, and holds a descriptor."""
 CONNECT_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 20.0
 """The other side's name lookup and connection, and the way there."""
@@ -76,6 +78,8 @@ class Station:
         self._asked: dict[str, tuple[int, asyncio.Future[None]]] = {}
         """By group: whom we asked, and where the answer is awaited."""
         self._streams: set[str] = set()
+        self._silent = 0
+        """Clients that have not said where they want to go."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
         self._doors: list[asyncio.Task[Any]] = []
@@ -153,6 +157,13 @@ class Station:
                 self.refused += 1
                 sock.close()
                 continue
+            if target is None and self._silent >= MAX_ASKED:
+                log.warning("%s was turned away: %d clients have yet to say where they want to go", address, MAX_ASKED)
+                self.refused += 1
+                sock.close()
+                continue
+            # Counted here: a burst is accepted before the first of its tasks runs.
+            self._silent += target is None
             self._keep(self._serve(sock, kind, exit_rank(to), target, traffic, to))
 
     async def _serve(
@@ -170,6 +181,8 @@ class Station:
                 if isinstance(error, DoorError) and error.reply:
                     await loop.sock_sendall(sock, error.reply)
                 return
+            finally:
+                self._silent -= target is None
             try:
                 group = await self._open(peer, wanted, traffic)
             except (Refused, ProxydError) as error:

@@ -65,8 +65,8 @@ def collect(
     take("status-agent.json", lambda: _agent_status(subject))
     for name, address in _pages(subject):
         take(f"metrics-{name}.txt", lambda address=address: _page(address))  # type: ignore[misc]
-    for path in logs:
-        take(f"log-{os.path.basename(path)}.txt", lambda path=path: _tail(path, log_lines))  # type: ignore[misc]
+    for path, name in zip(logs, log_names(logs), strict=True):
+        take(name, lambda path=path: _tail(path, log_lines))  # type: ignore[misc]
     if not logs:
         for unit in UNITS:
             take(f"log-{unit}.txt", lambda unit=unit: _journal(unit, log_lines))  # type: ignore[misc]
@@ -75,6 +75,18 @@ def collect(
     files["missing.txt"] = "\n".join(missing) + "\n" if missing else "nothing\n"
     scrubber = Scrubber(hidden)
     return {name: scrubber.clean(text) for name, text in files.items()}
+
+
+def log_names(paths: Sequence[str]) -> list[str]:
+    """What logs are called in the archive: by their own names, numbered from the second of a name on."""
+    names: list[str] = []
+    for path in paths:
+        base = os.path.basename(path)
+        number = 1
+        while (name := f"log-{base}{f'-{number}' if number > 1 else ''}.txt") in names:
+            number += 1
+        names.append(name)
+    return names
 
 
 def _json(value: Any) -> str:

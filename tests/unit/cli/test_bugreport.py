@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from proxyd.cli.bugreport.collect import collect
+from proxyd.cli.bugreport.collect import collect, log_names
 from proxyd.cli.bugreport.masking import KNOWN_WORDS, MASK, Scrubber, masked, read_masked
 from proxyd.cli.certificates import Authority
 from proxyd.cli.main import main
@@ -206,3 +206,9 @@ def test_a_secret_that_errors_and_json_write_otherwise_stays_here(tmp_path: Path
     assert MASK in told[0]
     assert secret not in told[0]
     assert repr(secret)[1:-1] not in told[0]
+
+
+def test_logs_of_one_name_are_all_taken_along() -> None:
+    names = log_names(["/var/a/agent.log", "/var/b/agent.log", "/var/c/agent.log", "/var/agent.log-2", "x.log"])
+    assert names[:3] == ["log-agent.log.txt", "log-agent.log-2.txt", "log-agent.log-3.txt"]
+    assert len(set(names)) == 5

@@ -231,6 +231,37 @@ def test_a_closed_door_lets_nobody_in() -> None:
     asyncio.run(run())
 
 
+def test_silent_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens connections to a door and says nothing takes some places, and gives them back when it goes."""
+    monkeypatch.setattr("proxyd.forward.station.MAX_ASKED", 2)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        station = station_of(FakeEndpoint())
+        place = await station.listen("127.0.0.1", 0, "socks5", "b", None, "bulk", ())
+        silent = [socket.create_connection(place, timeout=20) for _ in range(3)]
+        for sock in silent:
+            sock.setblocking(False)
+        async with asyncio.timeout(20):
+            assert await loop.sock_recv(silent[2], 1) == b"", "there is no place for a third"
+            assert station.refused == 1
+            silent.pop().close()
+            silent.pop().close()
+            await turns(100)
+            assert station.refused == 2, "who goes without a word is counted, too"
+            silent.append(socket.create_connection(place, timeout=20))
+            silent[-1].setblocking(False)
+            await loop.sock_sendall(silent[-1], b"\x05\x01\x00")
+            assert await loop.sock_recv(silent[-1], 2) == b"\x05\x00", "its place is another's"
+        for sock in silent:
+            sock.close()
+        await station.close_doors()
+        for task in list(station._tasks):
+            task.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_plain_port_that_leads_nowhere_is_a_reset() -> None:
     fake = FakeEndpoint()
 
