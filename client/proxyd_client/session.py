@@ -105,8 +105,7 @@ class Session:
                 core.link.send(Bye(code=ErrorCode.CLOSED, message="closed by its owner"))
                 flushed_by_ns = time.monotonic_ns() + _FLUSH_ON_CLOSE_NS
                 core.progress.wait_for(lambda: not core.link.backlog_bytes, flushed_by_ns)
-            core.progress.stop_and_wait()
-            self.end(_closed(core))
+            self.end(_closed(core), driven_elsewhere=True)
 
     def link_state(self, dst: int, timeout_s: float | None) -> LinkState:
         """Ask the agent for the path to ``dst``."""
@@ -283,14 +282,20 @@ class Session:
             stop = self.core.has_ended
             threading.Thread(target=mapping.prefault, args=(stop,), name="proxyd-prefault", daemon=True).start()
 
-    def end(self, error: ProxydError) -> None:
-        """The session is over; with the lock held. Only the first error counts."""
+    def end(self, error: ProxydError, *, driven_elsewhere: bool = False) -> None:
+        """The session is over; with the lock held. Only the first error counts.
+
+        :param driven_elsewhere: another thread may be polling the socket, which then is closed only after it. What it
+            waits for has failed before it looks: it would take the end for a timeout.
+        """
         core = self.core
         if core.failure is None:
             core.failure = error.again()  # without a traceback, whose frames hold this session and its arenas
             self.sender.fail_all(error)
             self.receiver.fail_all(error)
             core.progress.stop()
+        if driven_elsewhere:
+            core.progress.stop_and_wait()
         core.link.close()
         _live.pop(id(self), None)
 

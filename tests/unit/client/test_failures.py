@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,31 @@ def test_close_waits_for_acknowledgements_then_fails_the_rest(
     with pytest.raises(PeerLost):
         receiver.recv(0, timeout_s=20)
     assert agent.count(wire.Bye) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+@pytest.mark.parametrize("first", [0, 1])
+def test_whoever_waits_while_another_thread_closes_hears_of_it(
+    start_agent: Callable[..., FakeAgent], connect: Connect, timeout_s: float | None, first: int
+) -> None:
+    """The first of them drives the session while it waits: the end of its driving is no timeout."""
+    endpoint = connect(start_agent(hold=True), 0)
+    handle = endpoint.isend(b"x", 1)
+    waits: list[Callable[[], object]] = [
+        lambda: endpoint.recv(1, timeout_s=timeout_s),
+        lambda: handle.wait(timeout_s),
+        lambda: endpoint.recv(1, tag=5, timeout_s=timeout_s),
+    ]
+    with ThreadPoolExecutor(len(waits)) as pool:
+        told = []
+        for wait in waits[first:] + waits[:first]:
+            told.append(pool.submit(wait))
+            while endpoint._session.core.progress._waiters < len(told):
+                time.sleep(0.001)
+        endpoint.close(linger_s=0)
+        for one in told:
+            with pytest.raises(ClosedError):
+                one.result(20)
 
 
 def test_close_lingers_for_what_is_being_delivered(pair: tuple[Endpoint, Endpoint], agent: FakeAgent) -> None:
