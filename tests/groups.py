@@ -35,6 +35,7 @@ GROUPS = {
         "e2e/test_prometheus.py",
         "e2e/test_status_page.py",
         "e2e/test_timeouts.py",
+        "e2e/test_workers.py",
         "faults/test_full_disk.py",
         "faults/test_links.py",
         "faults/test_proxy.py",

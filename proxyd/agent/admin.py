@@ -86,7 +86,7 @@ class AdminServer:
         self._claim = UnixPathClaim(path)
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, service: AgentAdmin) -> None:
+    async def start(self, service: AgentAdminServicer) -> None:
         """Listen, for the owner alone, and answer. Raises ListenError."""
         self._server = grpc.aio.server(options=server_options())
         add_AgentAdminServicer_to_server(service, self._server)

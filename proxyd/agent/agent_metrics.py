@@ -35,6 +35,22 @@ def _durations(status: AgentStatus) -> Iterator[Sample]:
             yield Sample(labels, sum(one.took_ns for one in ended) / 1e9, "_sum")
 
 
+def door_families(doors: Sequence[Door]) -> list[MetricFamily]:
+    """Who waits at the doors, and who was sent away."""
+    return [
+        gauge(
+            "proxyd_strangers",
+            "Connections that have not said who they are.",
+            [({"door": door.name}, len(door.room)) for door in doors],
+        ),
+        counter(
+            "proxyd_refused_connections_total",
+            "Connections that were refused, or closed before they were known.",
+            [({"door": door.name, "reason": reason}, n) for door in doors for reason, n in door.refusals()],
+        ),
+    ]
+
+
 def agent_families(
     status: AgentStatus,
     hub: ClientHub,
@@ -155,16 +171,7 @@ def agent_families(
             "Time that trainers of a job stood still for messages, as they say.",
             [({JOB: name}, waited_ns / 1e9) for name, _, waited_ns in waits],
         ),
-        gauge(
-            "proxyd_strangers",
-            "Connections that have not said who they are.",
-            [({"door": door.name}, len(door.room)) for door in doors],
-        ),
-        counter(
-            "proxyd_refused_connections_total",
-            "Connections that were refused, or closed before they were known.",
-            [({"door": door.name, "reason": reason}, n) for door in doors for reason, n in door.refusals()],
-        ),
+        *door_families(doors),
         counter(
             "proxyd_refused_sends_total",
             "Sends refused because their trainer had too many under way.",

@@ -297,6 +297,9 @@ class ClientSession:
 
     def _on_hello(self, hello: wire.Hello) -> None:
         refusal = self._judge(hello)
+        if refusal is None and hello.resumes and self._hub.lives_elsewhere(self.who.pid, hello.resumes):
+            self._close()
+            return
         if refusal is None:
             refusal = self._hub.admit(self, hello)
         if refusal is not None:

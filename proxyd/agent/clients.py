@@ -149,6 +149,11 @@ class ClientHub:
         self._incoming: dict[TransferId, Incoming] = {}
         self._empty: dict[TransferId, ClientSession] = {}
         """Messages without a byte, from the moment their trainer is told until the kernel has that."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a trainer is attached, and when any connection has ended."""
+        self.lives_elsewhere: Callable[[int, int], bool] = lambda pid, life: False
+        """Whether the trainer of that process, coming back from that life of its agent, has to come to another process
+        of this daemon."""
         self._short: set[EndpointName] = set()
         """Endpoints that were denied a block: told when memory becomes free."""
 
@@ -170,6 +175,11 @@ class ClientHub:
     def client_count(self) -> int:
         """Attached trainers."""
         return len(self._by_life)
+
+    @property
+    def stranger_count(self) -> int:
+        """Connections that have yet to say who they are."""
+        return len(self._strangers)
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -231,6 +241,7 @@ class ClientHub:
         )
         if session.past is None:
             self.emit(ClientAttached(endpoint, hello.incarnation, None, session.age_ns))
+        self.changed()
         return None
 
     def resumed(self, session: ClientSession, past: tuple[Past, ...]) -> None:
@@ -270,6 +281,7 @@ class ClientHub:
         for transfer in [t for t, i in self._incoming.items() if i.session is session and i.block is None]:
             del self._incoming[transfer]
         self._release_memory(session)
+        self.changed()
 
     def close_client(self, effect: CloseClient) -> None:
         """The machine ends a session."""

@@ -7,9 +7,10 @@ import gc
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
 
 from proxyd import __version__
 from proxyd.agent import tcp
@@ -19,9 +20,10 @@ from proxyd.agent.arenas import Block
 from proxyd.agent.clients import ClientHub
 from proxyd.agent.drain import DrainGate
 from proxyd.agent.effects import Effects
+from proxyd.agent.entrances import Entrances, open_entrances
 from proxyd.agent.handshake import Identity
-from proxyd.agent.inbound import InboundListener, bound_address
-from proxyd.agent.local import ClientListener, client_limit, listen_unix
+from proxyd.agent.inbound import InboundListener
+from proxyd.agent.local import ClientListener, client_limit
 from proxyd.agent.memory import IDLE_NS
 from proxyd.agent.peers import PeerLink
 from proxyd.agent.ping import ping
@@ -31,19 +33,17 @@ from proxyd.agent.told import arriving, known_agents, link_told, peer_told
 from proxyd.agent.trainer_proofs import TrainerProofs
 from proxyd.core.agent import AgentConfig, AgentMachine, LinkSending, PathState
 from proxyd.core.effects import AgentEffect
-from proxyd.core.errors import ConfigError
 from proxyd.core.events import AgentEvent, Stopping, TimePassed
 from proxyd.core.ids import AgentName, EndpointName, LinkName, TransferId
 from proxyd.core.messages import AgentHello
 from proxyd.runtime import config as conf
-from proxyd.runtime.addresses import Address, interface_address
 from proxyd.runtime.drain_metrics import drain_families
 from proxyd.runtime.driver import Driver, loop_timer
 from proxyd.runtime.json_values import as_plain
 from proxyd.runtime.lifecycle import Stop, announce_ready, ping_watchdog, run_daemon
 from proxyd.runtime.limits import Descriptors, Door
 from proxyd.runtime.logs import fields
-from proxyd.runtime.metrics import MetricFamily, MetricsServer, listen_tcp
+from proxyd.runtime.metrics import MetricFamily, MetricsServer, make_registry
 from proxyd.runtime.notify import Notifier
 from proxyd.runtime.pages import Pages
 from proxyd.runtime.reloading import AgentReloader, Reloads
@@ -53,7 +53,6 @@ from proxyd.wire.peer import MAX_CHUNK_BYTES
 
 GOOD_BYE_S = 0.2
 """What the last frames get to leave; a client that doesn't read them sees the end of its connection anyway."""
-_ANYWHERE = "192.0.2.1"  # never answered, never asked: connecting a UDP socket only looks up the route
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -108,36 +107,34 @@ class Agent:
     :meth:`start`."""
 
     def __init__(
-        self, section: conf.AgentConfig, token: bytes, stop: Stop, proofs: TrainerProofs | None = None
+        self,
+        section: conf.AgentConfig,
+        token: bytes,
+        stop: Stop,
+        proofs: TrainerProofs | None = None,
+        entrances: Entrances | None = None,
+        incarnation: int = 0,
     ) -> None:
+        """``entrances``: of a worker, to which another process passes its connections on; by default its own, as
+        configured. ``incarnation``: by default one that is drawn."""
         self._section = section
         self._begun_ns = time.monotonic_ns()
         self._admin: AdminServer | None = None
         self.name = AgentName(section.site, section.name)
         self._tls = agent_tls(section.tls, section.site, section.name)
-        me = Identity(self.name, secrets.randbits(63) + 1, token, self._tls)
-        self._claim, local = listen_unix(section.socket)
-        opened: list[socket.socket] = [local]
+        me = Identity(self.name, incarnation or secrets.randbits(63) + 1, token, self._tls)
+        self._entrances = open_entrances(section) if entrances is None else entrances
+        self.data_address = self._entrances.data_address
         try:
-            data = listen_tcp(section.data_listen_address, "data_listen")
-            opened.append(data)
-            gateway = None
-            if section.gateway_listen_address is not None:
-                gateway = listen_tcp(section.gateway_listen_address, "gateway_listen")
-                opened.append(gateway)
-            self.data_address = advertised_address(section, bound_address(data))
             self._admin = admin_server(section.admin_path)
             metrics = section.metrics_address
             pages = Pages("agent.html", self._shown)
             self._metrics = MetricsServer(metrics, self._families, pages) if metrics is not None else None
         except BaseException:
-            for sock in opened:
-                sock.close()
+            self._entrances.close()
             if self._admin is not None:
                 self._admin.release()
-            self._claim.release()
             raise
-        self._sockets = (local, data, gateway)
         self.machine = AgentMachine(
             AgentConfig(
                 agent=self.name,
@@ -204,9 +201,9 @@ class Agent:
 
     async def start(self) -> None:
         """Accept trainers and peers, and look for the coordinators."""
-        local, data, gateway = self._sockets
+        entrances = self._entrances
         self._inbound = InboundListener(
-            data,
+            entrances.data,
             self._me,
             eager_bytes=self._section.eager_bytes,
             peer_timeout_ns=self._section.peer_timeout_ns,
@@ -230,7 +227,7 @@ class Agent:
         self.sessions.start()
         self._listeners = [
             ClientListener(sock, self.hub, places=self._section.strangers)
-            for sock in (local, gateway)
+            for sock in (entrances.local, entrances.gateway)
             if sock is not None
         ]
         for door in self._doors():
@@ -238,7 +235,7 @@ class Agent:
         if self._metrics is not None:
             await self._metrics.start()
         if self._admin is not None:
-            await self._admin.start(AgentAdmin(self._told, self.drain, self._ping))
+            await self._admin.start(self.admin())
         self._housekeeping = asyncio.create_task(self._keep_house())
         if self._tls is not None:
             self._watch = asyncio.create_task(watch_certificate(self._tls))
@@ -273,8 +270,8 @@ class Agent:
             "metrics": None if self._metrics is None else self._metrics.url,
             "pid": os.getpid(),
         }
-        if len(self._listeners) > 1:
-            facts["gateway_address"] = str(self._listeners[1].address)
+        if self._entrances.gateway_address is not None:
+            facts["gateway_address"] = str(self._entrances.gateway_address)
         return facts
 
     # -- the machine's hands -----------------------------------------------------------------------------------------
@@ -339,6 +336,14 @@ class Agent:
         """Begin no new message of a trainer's, or go on as before."""
         self.hub.hands_over = not wanted
         self.gate.drain(wanted)
+
+    def admin(self) -> AgentAdmin:
+        """What a person may ask of this agent."""
+        return AgentAdmin(self._told, self.drain, self._ping)
+
+    def registry(self) -> CollectorRegistry:
+        """What a scrape shows."""
+        return make_registry(self._families)
 
     def _links(self) -> dict[AgentName, PeerLink]:
         return {} if self._effects is None else self._effects.peers
@@ -432,53 +437,4 @@ class Agent:
             await self._metrics.close()
         if self._admin is not None:
             await self._admin.close()
-        for sock in self._sockets:
-            if sock is not None:
-                sock.close()
-        self._claim.release()
-
-
-def advertised_address(section: conf.AgentConfig, bound: Address) -> Address:
-    """What peers are told to dial: as configured, else where we listen, else the address that faces the coordinator.
-
-    Raises ConfigError when that would be an address that no other host can reach, though others are there.
-    """
-    found = _dialled(section, bound)
-    elsewhere = [address for address in section.coordinator_addresses if not address.is_loopback]
-    if found.is_link_local or (found.is_loopback and elsewhere):
-        raise ConfigError(
-            f"peers of this agent would be told to dial {found}, which no other host can reach",
-            why=f"its coordinator is on another host ({elsewhere[0]})" if elsewhere else "it is a link-local address",
-            next_step="Let data_listen be an address that faces the peers, or give data_address or data_interface",
-        )
-    return found
-
-
-def _dialled(section: conf.AgentConfig, bound: Address) -> Address:
-    if section.data_interface is not None:
-        return interface_address(section.data_interface, ipv6=":" in bound.host).with_port(bound.port)
-    configured = section.advertised_address
-    if configured is not None:
-        return configured if configured.port else configured.with_port(bound.port)
-    if not bound.is_unspecified:
-        return bound
-    hosts = [address.host for address in section.coordinator_addresses if address.host]
-    for host in [*hosts, _ANYWHERE]:
-        found = _address_towards(host)
-        if found is not None and not found.is_loopback and not found.is_link_local:
-            return found.with_port(bound.port)
-    raise ConfigError(
-        f"[agent] data_listen = {section.data_listen!r} is every interface, and none of them faces a coordinator",
-        next_step='Say what peers shall dial: data_address = "HOST:PORT", or data_interface = "eth0"',
-    )
-
-
-def _address_towards(host: str) -> Address | None:
-    """The local address that packets to ``host`` leave from; None without a route."""
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            return Address(host=probe.getsockname()[0])
-    except OSError:
-        return None
+        self._entrances.close()

@@ -21,6 +21,7 @@ from proxyd.core.ids import AgentName
 from proxyd.runtime.refusals import Refusals
 from proxyd.runtime.tls import TlsKeeper, agent_uri, names_agent, peer_uris, tls_reason, tls_words
 from proxyd.wire import peer as wire
+from proxyd.wire import routing
 from proxyd.wire.auth import NONCE_BYTES, mac_is_right, token_mac
 from proxyd.wire.codec import WireError
 from proxyd.wire.envelope import ErrorCode
@@ -146,6 +147,8 @@ async def dial(
     Raises HandshakeError, WireError, OSError, TimeoutError.
     """
     async with asyncio.timeout(HANDSHAKE_S):
+        if (worker := routing.worker_of(to.name)) is not None:
+            await asyncio.get_running_loop().sock_sendall(sock, routing.preamble(worker))
         connection: Connection = sock
         if me.tls is not None:
             try:

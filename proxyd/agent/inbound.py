@@ -22,7 +22,7 @@ from proxyd.agent.tls_socket import Connection
 from proxyd.core.events import AgentEvent, ChunkArrived, InboundClosed, InboundOpened, PeerFrame
 from proxyd.core.ids import AgentName, TransferId
 from proxyd.runtime.addresses import Address
-from proxyd.runtime.limits import STRANGERS, Descriptors, Dismiss, Door, cancel
+from proxyd.runtime.limits import STRANGERS, Descriptors, Dismiss, Door, Listening, cancel
 from proxyd.runtime.logs import fields
 from proxyd.runtime.refusals import PROOFS
 from proxyd.wire import peer as wire
@@ -37,7 +37,7 @@ OFFER_WAIT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-def bound_address(sock: socket.socket) -> Address:
+def bound_address(sock: Listening) -> Address:
     """Where a TCP socket is bound."""
     name = sock.getsockname()
     return Address(host=name[0], port=name[1])
@@ -162,7 +162,7 @@ class InboundListener:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Listening,
         me: Identity,
         *,
         eager_bytes: int,

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from proxyd.agent.client_session import ClientSession, Credentials
 from proxyd.agent.clients import ClientHub
 from proxyd.core.errors import ListenError
-from proxyd.runtime.addresses import Address
-from proxyd.runtime.limits import STRANGERS, Dismiss, Door
+from proxyd.runtime.limits import STRANGERS, Dismiss, Door, Listening
 from proxyd.runtime.unix_path import UnixPathClaim
 
 SO_PEERPIDFD = 77
@@ -58,7 +57,7 @@ def credentials_of(sock: socket.socket) -> Credentials:
     return Credentials(uid, pid, pidfd, f"pid {pid}, uid {uid}")
 
 
-def _user_of(sock: socket.socket, _: object) -> str:
+def user_of(sock: socket.socket, _: object) -> str:
     """Whom a Unix connection is charged to: a user can have any number of processes."""
     _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return f"uid {uid}"
@@ -73,20 +72,13 @@ def client_limit(descriptors: int) -> int:
 class ClientListener:
     """Accepts trainers on one listening socket, Unix or TCP."""
 
-    def __init__(self, sock: socket.socket, hub: ClientHub, *, places: int = STRANGERS) -> None:
-        self._sock = sock
+    def __init__(self, sock: Listening, hub: ClientHub, *, places: int = STRANGERS) -> None:
         self._hub = hub
         self._unix = sock.family == socket.AF_UNIX
         if self._unix:
-            self.door = Door(sock, "socket", self._greet, _log, places=places, whose=_user_of)
+            self.door = Door(sock, "socket", self._greet, _log, places=places, whose=user_of)
         else:
             self.door = Door(sock, "gateway", self._greet, _log, places=places)
-
-    @property
-    def address(self) -> Address:
-        """Where it listens (TCP)."""
-        name = self._sock.getsockname()
-        return Address(path=name) if self._unix else Address(host=name[0], port=name[1])
 
     def _greet(self, sock: socket.socket, address: object, leave: Callable[[], None]) -> Dismiss:
         if self._unix:

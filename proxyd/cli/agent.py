@@ -26,6 +26,10 @@ def run(args: argparse.Namespace) -> int:
     # Before grpc is imported, with the daemon.
     only_tls_1_3()
     choose_grpc_engine(os.environ)
+    if config.require_agent().workers > 1:
+        from proxyd.agent.front import daemon as front
+
+        return front.run(config, ready_fd=args.ready_fd, path=path)
     from proxyd.agent import daemon
 
     return daemon.run(config, ready_fd=args.ready_fd, path=path)

@@ -64,6 +64,20 @@ def tables(status: admin_pb2.AgentStatusResponse) -> Group:
     coordinators = Table("coordinator", "session", box=None)
     for one in status.coordinators:
         coordinators.add_row(one.address, "stands" if one.connected else "lost")
+    workers = Table("worker", "pid", "up", "trainers", "under way", "arriving", "session", box=None)
+    for worker in status.workers:
+        reached = sum(one.connected for one in worker.coordinators)
+        workers.add_row(
+            worker.agent.name,
+            str(worker.pid or "-"),
+            format_duration(worker.uptime_ns) if worker.pid else "does not answer",
+            str(len(worker.trainers)),
+            str(worker.outgoing_transfers),
+            str(worker.arriving_transfers),
+            f"with {reached} of {len(worker.coordinators)}" if worker.pid else "-",
+        )
+    if status.workers:
+        parts.append(workers)
     links = Table("link", "rate", "from", "rtt", "backlog", "waiting", "granted", "goes by", box=None)
     for link in status.links:
         links.add_row(

@@ -98,6 +98,8 @@ token_file = {_quoted(args.token_file)}
 memory = "8GiB"
 # Trainers on other hosts of this site may use this agent over TCP:
 # gateway_listen = "HOST:7602"
+# On a gateway with several cores, one process for each; elsewhere leave it at 1:
+# workers = 4
 
 [log]
 format = "text"

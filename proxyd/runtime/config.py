@@ -49,6 +49,7 @@ from proxyd.runtime.config_fields import (
     SocketText,
     Streams,
     TimeZoneText,
+    Workers,
 )
 from proxyd.runtime.config_forward import ForwardConfig
 from proxyd.runtime.config_links import (
@@ -136,6 +137,8 @@ class AgentConfig(Section):
     strangers: Places = STRANGERS
     clients: ClientLimit = "auto"
     sends: Places = 16384
+    workers: Workers = 1
+    """Processes that share the work behind the same addresses, for a gateway with several cores."""
     warm: StrictBool = True
     """Pad fresh connections while nobody has anything to send, so that first slots aren't spent in slow start."""
 
@@ -233,6 +236,16 @@ class AgentConfig(Section):
             raise ValueError(
                 f"memory = {self.memory!r} cannot hold the send and the receive arena of one client"
                 f" (2 x arena = {self.arena!r}); raise memory or lower arena"
+            )
+        if 2 * self.arena_bytes * self.workers > self.memory_bytes:
+            raise ValueError(
+                f"memory = {self.memory!r} is divided among workers = {self.workers}, and a part cannot hold the send"
+                f" and the receive arena of one client (2 x arena = {self.arena!r}); raise memory, or lower arena or"
+                " workers"
+            )
+        if self.max_clients is not None and self.max_clients < self.workers:
+            raise ValueError(
+                f"clients = {self.max_clients} is less than workers = {self.workers}: a worker could take none"
             )
         if self.data_address is not None and self.data_interface is not None:
             raise ValueError("data_address and data_interface both say what peers dial; keep one")

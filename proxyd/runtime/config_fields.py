@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 from proxyd.core.errors import ConfigError, UnitError
 from proxyd.core.units import parse_buffer, parse_duration, parse_rate, parse_size
 from proxyd.runtime.addresses import check_unix_path, parse_address
+from proxyd.wire.routing import MAX_WORKERS
 
 MIN_ARENA_BYTES = 1 << 20
 MIN_CHUNK_BYTES = 16 << 10
@@ -289,6 +290,7 @@ OwnedTexts = Annotated[
 ArenaText = Annotated[str, BeforeValidator(_arena), _text_or_number("256MiB", least=MIN_ARENA_BYTES)]
 ChunkText = Annotated[str, BeforeValidator(_chunk), _text_or_number("auto", "1MiB", least=MIN_CHUNK_BYTES)]
 Percent = Annotated[int, BeforeValidator(_percent), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 100})]
+Workers = Annotated[StrictInt, Field(ge=1, le=MAX_WORKERS)]
 Places = Annotated[StrictInt, Field(ge=1, le=MAX_PLACES)]
 ClientLimit = Annotated[int | Literal["auto"], BeforeValidator(_clients), _auto_or(1, MAX_PLACES)]
 Streams = Annotated[int | Literal["auto"], BeforeValidator(_streams), _auto_or(1, MAX_STREAMS)]

@@ -24,6 +24,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from proxyd.runtime.logs import Throttle
 
@@ -33,10 +34,26 @@ ACCEPTS_PER_TURN = 64
 """Then the loop serves others: accepting and greeting 64 takes some 5 ms."""
 PAUSE_S = 1.0
 """After accept failed for want of descriptors (or kernel memory). New ones wait in the kernel's queue meanwhile."""
-REASONS = ("crowded", "descriptors", "hello", "limit", "silent")
+REASONS = ("crowded", "descriptors", "hello", "limit", "silent", "worker")
 """Pushed out by others; no descriptors to spare; a hello that is none, or is refused; enough of that kind are here;
-nothing said in time."""
+nothing said in time; for a worker that is not there, or that takes none."""
 LEAST_RESERVED, MOST_RESERVED = 8, 256
+
+
+class Listening(Protocol):
+    """What connections come from: a listening socket, or what another process passes on."""
+
+    @property
+    def family(self) -> int: ...
+
+    def fileno(self) -> int: ...
+
+    def getsockname(self) -> Any: ...
+
+    def accept(self) -> tuple[socket.socket, Any]: ...
+
+    def close(self) -> None: ...
+
 
 Dismiss = Callable[[str], None]
 """Ends a stranger's connection, for this reason."""
@@ -167,7 +184,7 @@ class Door:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Listening,
         name: str,
         arrived: Callable[[socket.socket, object, Callable[[], None]], Dismiss],
         log: logging.Logger,

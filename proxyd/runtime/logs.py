@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 
 _ATTRIBUTE = "proxyd_fields"
 _SECRET = re.compile(r"(^|_)(token|secret|password|passwd|hmac|proof|nonce|credential|authorization|private_key)(_|$)")
-_PLAIN = re.compile(r"[A-Za-z0-9_.:/>@+*,%\[\]()-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/>@+*,%#\[\]()-]+")
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -104,26 +104,46 @@ class Histogram:
 class _Collector:
     """Bridges ``collect`` to prometheus_client."""
 
-    def __init__(self, collect: Collect) -> None:
+    def __init__(self, collect: Collect, limit: int) -> None:
         self._collect = collect
+        self._limit = limit
 
     def collect(self) -> Iterator[Metric]:
         for family in self._collect():
             base = family.name.removesuffix("_total") if family.type == "counter" else family.name
             metric = Metric(base, family.help, family.type)
-            for sample in family.samples[:MAX_LABEL_SETS]:
+            for sample in family.samples[: self._limit]:
                 metric.add_sample(family.name + sample.suffix, dict(sample.labels), sample.value)
-            if len(family.samples) > MAX_LABEL_SETS:
-                log.warning("metric %s has %d series; shown are %d", family.name, len(family.samples), MAX_LABEL_SETS)
+            if len(family.samples) > self._limit:
+                log.warning("metric %s has %d series; shown are %d", family.name, len(family.samples), self._limit)
             yield metric
 
 
-def make_registry(collect: Collect) -> CollectorRegistry:
-    """A registry of its own: ``collect``'s families and the process's (memory, CPU, descriptors)."""
+def make_registry(collect: Collect, limit: int | None = None, *, process: bool = True) -> CollectorRegistry:
+    """A registry of its own: ``collect``'s families and the process's (memory, CPU, descriptors).
+
+    :param limit: series of one family; by default MAX_LABEL_SETS.
+    :param process: False: ``collect`` brings those of the process, too.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(collect))
-    ProcessCollector(registry=registry)
+    registry.register(_Collector(collect, MAX_LABEL_SETS if limit is None else limit))
+    if process:
+        ProcessCollector(registry=registry)
     return registry
+
+
+def process_families() -> list[MetricFamily]:
+    """This process's memory, CPU and descriptors."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    found: list[MetricFamily] = []
+    for metric in registry.collect():
+        values = [(sample.labels, sample.value) for sample in metric.samples]
+        if metric.type == "counter":
+            found.append(counter(f"{metric.name}_total", metric.documentation, values))
+        else:
+            found.append(gauge(metric.name, metric.documentation, values))
+    return found
 
 
 def listen_tcp(address: Address, what: str) -> socket.socket:
@@ -154,12 +174,23 @@ class MetricsServer:
 
     :param address: ``host:port`` (port 0: any) or ``fd:N``.
     :param pages: the status page; None: ``/`` is the metrics too.
+    :param registry: what a scrape shows; by default ``collect``'s families and the process's.
+    :param fetch: awaited before a path is answered, to fetch what answering it takes.
     """
 
-    def __init__(self, address: Address, collect: Collect, pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        collect: Collect,
+        pages: Pages | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
+        fetch: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         self._pages = pages
+        self._fetch = fetch
         self._listener = listen_tcp(address, "metrics")
-        self._registry = make_registry(collect)
+        self._registry = make_registry(collect) if registry is None else registry
         self._door: Door | None = None
         self._scrapes: set[asyncio.Task[None]] = set()
 
@@ -207,7 +238,10 @@ class MetricsServer:
                 request = await reader.readuntil(b"\r\n\r\n")
                 name = writer.get_extra_info("peername")
                 peer = name[0] if isinstance(name, tuple) and name else ""
-                writer.write(self._answer(request.decode("latin-1"), peer))
+                text = request.decode("latin-1")
+                if self._fetch is not None:
+                    await self._fetch(_path(text))
+                writer.write(self._answer(text, peer))
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
             log.debug("metrics: a scrape broke off")
@@ -218,8 +252,8 @@ class MetricsServer:
 
     def _answer(self, request: str, peer: str) -> bytes:
         line, *headers = request.split("\r\n")
-        method, _, rest = line.partition(" ")
-        path = rest.partition(" ")[0].partition("?")[0]
+        method = line.partition(" ")[0]
+        path = _path(request)
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"only GET\n", "text/plain")
         if path == "/healthz":
@@ -238,6 +272,11 @@ class MetricsServer:
             log.exception("metrics: collecting failed")
             return _response("500 Internal Server Error", b"collecting failed; see the log\n", "text/plain")
         return _response("200 OK", body, content_type)
+
+
+def _path(request: str) -> str:
+    """Without what follows a question mark."""
+    return request.partition("\r\n")[0].partition(" ")[2].partition(" ")[0].partition("?")[0]
 
 
 def _header(headers: Iterable[str], name: str) -> str:

@@ -40,6 +40,7 @@ from proxyd.core.errors import ConfigError
 from proxyd.runtime.logs import fields
 from proxyd.runtime.metrics import MetricFamily, counter, gauge
 from proxyd.runtime.refusals import Refusals
+from proxyd.wire.routing import configured_name
 
 COORDINATOR_NAME = "coordinator.proxyd"
 DAY_S = 86_400
@@ -66,12 +67,12 @@ class TlsPaths(NamedTuple):
 
 
 def agent_uri(site: str, name: str) -> str:
-    """How a certificate names an agent."""
-    return f"proxyd://{site}/{name}"
+    """How a certificate names an agent; a worker by the agent that it is of."""
+    return f"proxyd://{site}/{configured_name(name)}"
 
 
 def names_agent(uris: Iterable[str], site: str, name: str) -> bool:
-    """Whether a certificate with these URIs speaks for the agent."""
+    """Whether a certificate with these URIs speaks for the agent. An agent's certificate is that of its workers."""
     return bool({agent_uri(site, name), agent_uri(site, "*")} & set(uris))
 
 

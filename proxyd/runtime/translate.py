@@ -22,6 +22,7 @@ from proxyd.core.units import MAX_DURATION_NS, MAX_RATE_BYTES_PER_S, MAX_SIZE_BY
 from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.crossing import BadField, Codec, Spec, number, text, texts
 from proxyd.v1 import coordination_pb2 as pb
+from proxyd.wire import routing
 from proxyd.wire.auth import MAC_BYTES, NONCE_BYTES
 from proxyd.wire.envelope import MAX_JOB_BYTES, TrafficClass
 
@@ -48,6 +49,11 @@ def _name_decode(value: str) -> str:
     # A name goes into "SITE/NAME", "a->b" and metric labels: nothing else may hide in it.
     if len(value) > MAX_NAME_BYTES or not _NAME.fullmatch(value):
         raise BadField(f"is {value[:80]!r}", f"a name has 1 to {MAX_NAME_BYTES} letters, digits, '.', '_', '-'")
+    return value
+
+
+def _agent_decode(value: str) -> str:
+    _name_decode(routing.configured_name(value))
     return value
 
 
@@ -81,6 +87,7 @@ def _share_decode(value: float) -> float:
 _TRAFFIC = Codec(_CLASS_TO_PB.__getitem__, decode=_class_decode)
 _FLAG = Codec()
 _SITE_OR_NAME = Codec(decode=_name_decode)
+_AGENT = Codec(decode=_agent_decode)
 _ADDRESS = Codec(decode=_address_decode)
 _JOB = text(MAX_JOB_BYTES)
 _REASON = text(MAX_REASON_BYTES, cut=True)
@@ -104,7 +111,7 @@ class _Gone(NamedTuple):
     reason: str
 
 
-_AGENT_NAME = Spec(AgentName, pb.AgentName, {"site": _SITE_OR_NAME, "name": _SITE_OR_NAME})
+_AGENT_NAME = Spec(AgentName, pb.AgentName, {"site": _SITE_OR_NAME, "name": _AGENT})
 _LINK = Spec(LinkName, pb.LinkName, {"src_site": _SITE_OR_NAME, "dst_site": _SITE_OR_NAME})
 _ENDPOINT = Spec(EndpointName, pb.EndpointName, {"job": _JOB, "rank": Codec()})
 _TRANSFER = Spec(TransferId, pb.TransferId, {"incarnation": _LIFE, "sequence": _LIFE})

@@ -1003,6 +1003,7 @@ class AgentStatusResponse(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     CONGESTION_CONTROL_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation: _builtins.int
     uptime_ns: _builtins.int
@@ -1028,6 +1029,12 @@ class AgentStatusResponse(_message.Message):
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentLink]: ...
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatusResponse]:
+        """Of an agent with several worker processes: each of them, by number; pid 0: it does not answer. What stands above is
+        theirs put together.
+        """
+
     def __init__(
         self,
         *,
@@ -1048,10 +1055,11 @@ class AgentStatusResponse(_message.Message):
         links: _abc.Iterable[Global___AgentLink] | None = ...,
         certificate: _builtins.str = ...,
         congestion_control: _builtins.str = ...,
+        workers: _abc.Iterable[Global___AgentStatusResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arriving_transfers", b"arriving_transfers", "certificate", b"certificate", "congestion_control", b"congestion_control", "coordinators", b"coordinators", "data_address", b"data_address", "draining", b"draining", "held_transfers", b"held_transfers", "incarnation", b"incarnation", "links", b"links", "outgoing_transfers", b"outgoing_transfers", "peers", b"peers", "pid", b"pid", "socket", b"socket", "trainers", b"trainers", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arriving_transfers", b"arriving_transfers", "certificate", b"certificate", "congestion_control", b"congestion_control", "coordinators", b"coordinators", "data_address", b"data_address", "draining", b"draining", "held_transfers", b"held_transfers", "incarnation", b"incarnation", "links", b"links", "outgoing_transfers", b"outgoing_transfers", "peers", b"peers", "pid", b"pid", "socket", b"socket", "trainers", b"trainers", "uptime_ns", b"uptime_ns", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -382,3 +382,23 @@ def claim(sock: socket.socket, rig: Rig, cluster: Cluster) -> None:
             )
         )
         assert b"proxyd://b/b-0" in secured.recv(2000)
+
+
+def test_workers_have_the_certificate_of_their_agent(rig: Rig, tmp_path: Path) -> None:
+    """The preamble goes ahead of the handshake, which the worker itself has: TLS can't be passed on half-way."""
+    address = f"127.0.0.1:{free_port()}"
+    workers = {"workers": 2, "arena": "16MiB", **settings(rig.files["b"])}
+    with Cluster(
+        {"a": 1, "b": 1},
+        coordinator={"listen": [address, f"unix:{tmp_path}/admin.sock"], **settings(rig.files["coordinator"])},
+        agent={"coordinators": [address]},
+        each_agent={("a", 0): settings(rig.files["a"]), ("b", 0): workers},
+        directory=tmp_path / "cluster",
+    ) as cluster:
+        works(cluster)
+        for name in ("b-0#0", "b-0#1"):
+            there = ["--agent", cluster.agent("a").socket, "--address", cluster.agent("b").data_address]
+            assert main(["ping", f"b/{name}", *there, "--count", "1"]) == 0
+        metrics = scrape(cluster.agent("b").metrics)
+        assert metrics.total("proxyd_received_bytes_total") >= 3_000_001
+        assert metrics.total("proxyd_failed_proofs_total") == 0

@@ -12,6 +12,7 @@ import pytest
 
 from proxyd.agent.agent_metrics import agent_families
 from proxyd.agent.clients import ClientHub
+from proxyd.agent.front.merging import WorkerSeen, worker_families
 from proxyd.agent.handshake import Identity
 from proxyd.coordinator.coordinator_metrics import coordinator_families, session_families, standby_families
 from proxyd.coordinator.observer import Observer
@@ -155,6 +156,11 @@ def agent_side(status: AgentStatus) -> list[MetricFamily]:
     door = cast(Door, One())
     families = agent_families(status, local, [("c:1", True)], slow_start_after_idle=False, doors=[door])
     return [*families, *both()]
+
+
+def test_what_is_said_of_workers_is_documented() -> None:
+    found = exported(worker_families([WorkerSeen(0, up=True, restarts=0, passed={"data": 1})]))
+    assert found == documented()["Workers"]
 
 
 @pytest.mark.parametrize("side", ["Coordinator", "Agent"])

@@ -85,7 +85,7 @@ _LOCK = re.compile(r"(etcd|kubernetes)://[A-Za-z0-9.,:\[\]-]{1,300}(/[A-Za-z0-9/
 
 KNOWN_WORDS = {
     *("agent", "coordinator", "link", "job", "class", "bottleneck", "log", "fallback_percent", "weight", "pace", "mtu"),
-    *("warm", "strangers", "sends", "fifo_share", "lock", "forward"),
+    *("warm", "strangers", "sends", "workers", "fifo_share", "lock", "forward"),
     *(*PATHS, *_FORMS, *_WORDS, *_QUANTITY, *_ADDRESSES),
     *(word for words in _WORDS.values() for word in words),
 }

@@ -130,7 +130,14 @@ def test_a_door_closes_the_oldest_when_all_places_are_taken() -> None:
         await hall.until(lambda: {sock.getpeername()[1] for sock in hall.inside} == ports)
         for caller in callers[:2]:
             assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
-        assert dict(hall.door.refusals()) == {"crowded": 2, "descriptors": 0, "hello": 0, "limit": 0, "silent": 0}
+        assert dict(hall.door.refusals()) == {
+            "crowded": 2,
+            "descriptors": 0,
+            "hello": 0,
+            "limit": 0,
+            "silent": 0,
+            "worker": 0,
+        }
         for leave in list(hall.inside.values()):
             leave()
         assert len(hall.door.room) == 0

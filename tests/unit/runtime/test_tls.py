@@ -33,6 +33,7 @@ def keeper_of(paths: TlsPaths, wall_s: list[float]) -> TlsKeeper:
 def test_names() -> None:
     assert names_agent(["proxyd://a/x"], "a", "x")
     assert names_agent(["http://other", "proxyd://a/*"], "a", "x")
+    assert names_agent(["proxyd://a/x"], "a", "x#1"), "an agent's workers have its certificate"
     for uris in ([], ["proxyd://a/y"], ["proxyd://b/*"], ["proxyd://*/x"], ["proxyd://*/*"], ["proxyd://a/x/"]):
         assert not names_agent(uris, "a", "x"), uris
 

@@ -157,6 +157,8 @@ def breaks(change: typing.Callable[[pb.Request], object]) -> pb.AgentBatch:
         (breaks(lambda r: setattr(r, "job", "j" * 129)), r"Request\.job has 129 bytes.*128"),
         (breaks(lambda r: setattr(r.link, "src_site", "a->b")), r"Request\.link\.src_site is 'a->b'"),
         (breaks(lambda r: setattr(r.destination, "name", "")), r"Request\.destination\.name is ''"),
+        (breaks(lambda r: setattr(r.destination, "name", "gw#64")), r"Request\.destination\.name is 'gw#64'"),
+        (breaks(lambda r: setattr(r.destination, "site", "gw#1")), r"Request\.destination\.site is 'gw#1'"),
         (pb.AgentBatch(messages=[pb.AgentMessage()]), "of a kind that this version"),
         (
             pb.AgentBatch(
@@ -173,6 +175,11 @@ def breaks(change: typing.Callable[[pb.Request], object]) -> pb.AgentBatch:
 def test_a_broken_message_names_its_field(batch: pb.AgentBatch, words: str) -> None:
     with pytest.raises(TranslateError, match=words):
         translate.agent_messages(batch)
+
+
+def test_a_worker_of_an_agent_is_an_agent() -> None:
+    request = dataclasses.replace(REQUEST, destination=AgentName("b", "gw#63"))
+    assert translate.agent_messages(translate.agent_batch([request])) == [request]
 
 
 def test_the_first_batch_is_a_hello_and_nothing_else() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxyd.agent import daemon
-from proxyd.agent.daemon import advertised_address
+from proxyd.agent import entrances
+from proxyd.agent.entrances import advertised_address
 from proxyd.core.errors import ConfigError
 from proxyd.runtime.addresses import Address
 from proxyd.runtime.config import AgentConfig
@@ -31,7 +31,7 @@ def test_every_interface_means_the_one_that_faces_the_coordinator(monkeypatch: p
     def towards(host: str) -> Address | None:
         return Address(routes[host]) if host in routes else None
 
-    monkeypatch.setattr(daemon, "_address_towards", towards)
+    monkeypatch.setattr(entrances, "_address_towards", towards)
     everywhere = Address("0.0.0.0", 7777)
     listen = {"data_listen": "0.0.0.0:7777", "token_file": "/nowhere"}
     facing = section(**listen, coordinators=["10.9.9.9:7600", "10.1.0.9:7600"])
@@ -41,7 +41,7 @@ def test_every_interface_means_the_one_that_faces_the_coordinator(monkeypatch: p
 
 
 def test_loopback_is_never_told_to_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "_address_towards", lambda host: Address("127.0.0.1"))
+    monkeypatch.setattr(entrances, "_address_towards", lambda host: Address("127.0.0.1"))
     with pytest.raises(ConfigError, match="data_address"):
         advertised_address(section(data_listen="0.0.0.0:0", token_file="/nowhere"), Address("0.0.0.0", 7777))
 
