@@ -21,7 +21,7 @@ DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 RATE = "[$__rate_interval]"
 LINK = '{link=~"$link"}'
 AGENT = '{instance=~"$agent"}'
-ONLY_AGENTS = '* on (job, instance) group_left () proxyd_build_info{role="agent"}'
+ONLY_AGENTS = '* on (job, instance, worker) group_left () proxyd_build_info{role="agent"}'
 """Names that both daemons export: each side counts the same bytes."""
 
 
@@ -301,7 +301,7 @@ def agents() -> dashboard.Dashboard:
             "Sessions with coordinators",
             "none",
             "1 while a session stands. A standby takes none.",
-            Query(f"proxyd_coordinator_up{AGENT}", "{{instance}} {{coordinator}}"),
+            Query(f"min by (instance, coordinator) (proxyd_coordinator_up{AGENT})", "{{instance}} {{coordinator}}"),
             span=THIRD,
         )
     ).with_panel(
@@ -339,7 +339,7 @@ def agents() -> dashboard.Dashboard:
             "Promised to trainers, what of it holds messages, and the limit ([agent] memory).",
             Query('sum by (instance) (proxyd_arena_bytes{instance=~"$agent", kind="used"})', "{{instance}} promised"),
             Query(f"sum by (instance, direction) (proxyd_message_bytes{AGENT})", "{{instance}} {{direction}}"),
-            Query('max by (instance) (proxyd_arena_bytes{instance=~"$agent", kind="limit"})', "{{instance}} limit"),
+            Query('sum by (instance) (proxyd_arena_bytes{instance=~"$agent", kind="limit"})', "{{instance}} limit"),
             span=THIRD,
         )
     )
@@ -384,7 +384,7 @@ def agents() -> dashboard.Dashboard:
             "Certificates: time left",
             "s",
             "Replaced without a restart (docs/security.md).",
-            Query("proxyd_tls_certificate_expires_in_seconds", "{{instance}}"),
+            Query("min by (instance) (proxyd_tls_certificate_expires_in_seconds)", "{{instance}}"),
             span=THIRD,
         )
     ).with_panel(
@@ -404,11 +404,11 @@ def agents() -> dashboard.Dashboard:
             "Configuration in force",
             "none",
             "1: what stands in the file is what runs, as far as a reload can change it.",
-            Query("proxyd_config_last_reload_successful", "{{instance}}"),
+            Query("min by (instance) (proxyd_config_last_reload_successful)", "{{instance}}"),
             span=THIRD,
         )
     )
-    ours = "* on (job, instance) group_left (role) proxyd_build_info"
+    ours = "* on (job, instance, worker) group_left (role) proxyd_build_info"
     for title, unit, why, expr in (
         (
             "CPU",
@@ -419,7 +419,7 @@ def agents() -> dashboard.Dashboard:
         ("Memory", "bytes", "Resident, shared arenas included.", f"process_resident_memory_bytes {ours}"),
         ("Descriptors", "percentunit", "Open, of the limit.", f"process_open_fds / process_max_fds {ours}"),
     ):
-        made = made.with_panel(graph(title, unit, why, Query(expr, "{{instance}}"), span=THIRD))
+        made = made.with_panel(graph(title, unit, why, Query(expr, "{{instance}} {{worker}}"), span=THIRD))
     made = made.with_panel(
         graph(
             "Coordinators",
@@ -436,8 +436,8 @@ def agents() -> dashboard.Dashboard:
             "Drained",
             "none",
             "1 while no new transfer begins at a daemon, and what is held meanwhile.",
-            Query("proxyd_draining", "{{instance}} drained"),
-            Query("proxyd_held_transfers", "{{instance}} held"),
+            Query("max by (instance) (proxyd_draining)", "{{instance}} drained"),
+            Query("sum by (instance) (proxyd_held_transfers)", "{{instance}} held"),
             span=THIRD,
         )
     )

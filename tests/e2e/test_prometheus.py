@@ -166,6 +166,7 @@ def traffic(cluster: Cluster, job: str) -> Iterator[None]:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     authority = Authority(tmp_path / "ca.pem")
     each = {(site, 0): settings(authority.agent(tmp_path / site, site)) for site in ("a", "b")}
+    each["a", 0] |= {"workers": 2}  # its series have one label more, and are found all the same
     figures = LinkFigures("400Mbit", "2ms", "1bdp")
     links = {("a", "b"): figures, ("b", "a"): figures}
     with Cluster({"a": 1, "b": 1}, links=links, each_agent=each, coordinator_extra=BOTTLENECK) as one:
@@ -223,7 +224,7 @@ def what_is_exported_is_documented_and_well_formed(cluster: Cluster) -> None:
     sections = documented()
     for member in cluster.members:
         side = "Coordinator" if member is cluster.coordinator else "Agent"
-        rows = sections["Both"] | sections[side]
+        rows = sections["Both"] | sections[side] | sections["Workers"]
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(member.metrics, timeout=10) as response:
             text = response.read().decode()
         done = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from proxyd.runtime.metrics import MetricFamily, Sample, counter, gauge
 from proxyd.v1 import admin_pb2
-from proxyd.wire.routing import worker_name
+from proxyd.wire.routing import configured_name, worker_name
 
 WORKER = "worker"
 """The label that tells workers' series apart; the front's own have FRONT."""
@@ -116,6 +116,9 @@ def _merge_peers(whole: admin_pb2.AgentStatusResponse, told: Sequence[admin_pb2.
     found: dict[tuple[str, str], admin_pb2.PeerStatus] = {}
     for one in told:
         for peer in one.peers:
+            sibling = peer.agent.site == whole.agent.site and configured_name(peer.agent.name) == whole.agent.name
+            if sibling and not peer.connected:
+                continue  # it is this very agent, and two of its trainers have yet to meet
             known = found.get((peer.agent.site, peer.agent.name))
             if known is None:
                 known = found[peer.agent.site, peer.agent.name] = admin_pb2.PeerStatus()
