@@ -15,7 +15,7 @@ import pytest
 
 import proxyd_client
 from proxyd.cli.agent_status import fetch
-from proxyd.cli.cluster import AgentMember, Cluster
+from proxyd.cli.cluster import AgentMember, Cluster, ClusterError
 from proxyd.cli.main import main
 from proxyd.cli.scrape import Scrape, scrape
 from proxyd.wire import routing
@@ -155,6 +155,37 @@ def test_draining_holds_what_all_workers_get(net: Net) -> None:
         assert main(["undrain", "--agent", agent.socket]) == 0
     assert far.recv(src=0, tag=1, timeout_s=10).nbytes == 1000
     handle.wait(10)
+
+
+def test_a_file_that_is_read_again_is_read_by_all(net: Net) -> None:
+    agent = net.agent("a")
+    name = "proxyd_config_reloads_total"
+
+    def reloads(outcome: str) -> list[float]:
+        page = scrape(agent.metrics)
+        return [page.total(name, worker=worker, outcome=outcome) for worker in ("0", "1", "front")]
+
+    file = net.cluster.directory / "a-0.toml"
+    good = file.read_text()
+    before = reloads("used")
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: reloads("used") == [count + 1 for count in before], "all have read it")
+    try:
+        file.write_text(good + "nonsense\n")
+        agent.process.send_signal(signal.SIGHUP)
+        until(lambda: reloads("refused")[2] == 1, "it is refused")
+    finally:
+        file.write_text(good)
+    assert reloads("refused") == [0, 0, 1], "and no worker sees a file that is not good"
+    log = agent.log_path
+    log.write_text(log.read_text().replace(" ERROR proxyd.agent: the file was not read again", ""))
+
+
+def test_what_no_worker_could_start_with_is_said_once(tmp_path: Path) -> None:
+    tls = {f"tls_{name}": str(tmp_path / name) for name in ("certificate", "key", "ca")}
+    with pytest.raises(ClusterError, match="exit code 2") as caught:
+        Cluster({"a": 1}, each_agent={("a", 0): {**WORKERS, **tls}}).start()
+    assert str(caught.value).count("proxyd: ") == 1
 
 
 def said_to(agent: AgentMember, words: bytes) -> bytes:

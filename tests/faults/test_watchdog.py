@@ -25,7 +25,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 import proxyd_client
+from proxyd.cli.agent_status import fetch
 from proxyd.cli.cluster import LinkFigures
+from proxyd.cli.scrape import scrape
 from tests.e2e.rig import MIB, Net, pattern, until
 
 LONG = os.environ.get("FAULTS_LONG") == "1"
@@ -113,6 +115,23 @@ def test_a_saturated_daemon_pings_in_time_and_not_too_often(systemd: Systemd, st
         net.cluster.kill(member, signal.SIGTERM)
         until(lambda member=member: systemd.said(member.pid, "STOPPING=1"), f"{member.label} says that it stops")
     net.injects_fault("all daemons were stopped")
+
+
+def test_the_front_speaks_for_its_workers_and_watches_them(systemd: Systemd, start: Callable[..., Net]) -> None:
+    """systemd hears the main process alone. A worker whose loop hangs for the limit is killed, and started again."""
+    net = start({"a": 1}, each_agent={("a", 0): {"workers": 2, "arena": "16MiB"}})
+    net.injects_fault("a worker stands still")
+    agent = net.agent("a")
+    assert systemd.said(agent.pid, "READY=1")
+    first, second = (one.pid for one in fetch(agent.socket).workers)
+    os.kill(first, signal.SIGSTOP)
+    until(lambda: scrape(agent.metrics).total("proxyd_worker_restarts_total", worker="0") == 1, "it is killed", 20)
+    until(lambda: scrape(agent.metrics).total("proxyd_worker_up") == 2, "its next life serves", 20)
+    now = [one.pid for one in fetch(agent.socket).workers]
+    assert now[1] == second, "the other one is as it was"
+    assert first not in now
+    assert not [pid for _, pid, _ in systemd.heard if pid in (first, *now)], "a worker says nothing to systemd"
+    assert systemd.pings(agent.pid), "and the main process goes on pinging"
 
 
 def config_of(role: str, directory: Path) -> Path:

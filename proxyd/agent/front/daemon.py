@@ -51,6 +51,7 @@ from proxyd.runtime.metrics import (
 from proxyd.runtime.notify import Notifier
 from proxyd.runtime.pages import Pages
 from proxyd.runtime.reloading import AgentReloader, Reloads
+from proxyd.runtime.tls import agent_tls
 from proxyd.v1 import admin_pb2, coordination_pb2
 from proxyd.v1.admin_pb2_grpc import AgentAdminServicer
 
@@ -107,6 +108,9 @@ class Front:
 
     def __init__(self, config: conf.Config, token: bytes, path: str | None) -> None:
         section = config.require_agent()
+        # What would fail in every worker is said once, before any is started.
+        agent_tls(section.tls, section.site, section.name)
+        conf.read_job_tokens(config.jobs)
         self._section = section
         self._begun_ns = time.monotonic_ns()
         self._incarnation = secrets.randbits(63) + 1

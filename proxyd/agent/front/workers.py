@@ -205,7 +205,7 @@ class Worker:
             await self.line.ask("alive", timeout_s=limit_s)
         except ProxydError as error:
             if self._process is process:
-                _log.error("a worker is killed: %s", error, extra=fields(worker=self.number, pid=process.pid))
+                _log.warning("a worker is killed: %s", error, extra=fields(worker=self.number, pid=process.pid))
                 process.kill()
 
     async def stop(self) -> None:
