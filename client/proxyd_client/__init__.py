@@ -28,6 +28,7 @@ from proxyd_client.errors import (
     TransferTimeout,
 )
 from proxyd_client.handle import Handle
+from proxyd_client.lending import SendBuffer
 from proxyd_client.message import Message
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Endpoint",
     "Handle",
     "Message",
+    "SendBuffer",
     "LinkState",
     "ProxydError",
     "ArgumentError",

@@ -17,6 +17,7 @@ from proxyd_client.dial import Identity, parse_address, token_of
 from proxyd_client.errors import ArgumentError
 from proxyd_client.first_of import wait_any, wake
 from proxyd_client.handle import Handle, Operation
+from proxyd_client.lending import SendBuffer, Shape
 from proxyd_client.message import Message
 from proxyd_client.receive import Receive
 from proxyd_client.send import Destination
@@ -94,7 +95,8 @@ class Endpoint:
     ) -> Handle[None]:
         """Start sending; the buffer may change as soon as this returns (a snapshot was taken).
 
-        :param buffer: a numpy array or anything with the buffer protocol, C-contiguous. Never modified.
+        :param buffer: a numpy array or anything with the buffer protocol, C-contiguous. Never modified. A
+            :class:`SendBuffer` of this endpoint is sent as it is, without a copy, and must not change meanwhile.
         :param dst: rank of the receiver, in the same job.
         :param traffic: ``pipeline`` (one at a time at full rate), ``sync`` (shared among a barrier), ``bulk``.
         :param dtype: names the elements that raw bytes hold (``"bfloat16"``); default: what the buffer says.
@@ -107,9 +109,31 @@ class Endpoint:
         :raises ConfigError: the message can never fit the agent's memory limit.
         :raises TransferTimeout: no room within ``timeout_s``; nothing was sent.
         """
-        payload = payload_of(buffer, dtype, shape)
+        sender, loan = self._session.sender, None
+        if isinstance(buffer, SendBuffer):
+            payload, loan = buffer.payload(sender.loans, dtype, shape)
+        else:
+            payload = payload_of(buffer, dtype, shape)
         to = Destination(_rank("dst", dst), _tag(tag), _group(group), _traffic(traffic), _due_ns(deadline_s))
-        return Handle(self._session.sender.send(payload, to, timeout_s))
+        return Handle(sender.send(payload, to, timeout_s, loan))
+
+    def send_buffer(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "uint8",
+        *,
+        timeout_s: float | None = DEFAULT_ROOM_TIMEOUT_S,
+    ) -> SendBuffer:
+        """Memory that the agent reads, to be filled by the caller and sent by :meth:`isend` without a copy, as often as
+        wanted. What it holds at first is undefined. Make it once and keep it: it takes room in shared memory.
+
+        :param shape: extents, or a number of elements.
+        :param dtype: what they are; a name (``"bfloat16"``) or a numpy dtype.
+        :param timeout_s: how long to wait for room while earlier sends are unacknowledged.
+        :raises ConfigError: it can never fit the agent's memory limit.
+        :raises TransferTimeout: no room within ``timeout_s``.
+        """
+        return self._session.sender.loans.lend(Shape.of(shape, dtype), timeout_s)
 
     def send(
         self,

@@ -10,6 +10,7 @@ from proxyd.wire.client import CancelSend, SendPhase
 from proxyd.wire.envelope import Envelope
 from proxyd_client.arena import SendBlock
 from proxyd_client.errors import ProxydError, TransferCancelled, TransferTimeout
+from proxyd_client.lending import Loan
 from proxyd_client.link import Link
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Send:
         self.sequence = sequence
         self.envelope = envelope
         self.block = block
+        self.loan: Loan | None = None
+        """The trainer's own block that it was posted from; ``block`` is another one where that was in an earlier life's
+        arena."""
         self.copying = False
         self.delivered = False
         """Handed over within the host: done, while its block is still the receiver's."""
@@ -56,6 +60,11 @@ class Send:
         self.phase = SendPhase.RESOLVE
         self.bytes_done = 0
         self.finish_at_ns = 0
+
+    @property
+    def is_lent(self) -> bool:
+        """Its block is the trainer's to write to, and stays so when it ends."""
+        return self.loan is not None and self.block is self.loan.block
 
     @property
     def settled(self) -> bool:

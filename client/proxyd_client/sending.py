@@ -10,6 +10,8 @@ A block goes back to the allocator when the agent has ended the send *and* our c
 When the agent ends, what was not acknowledged waits, in its order, for the next life of it, and is posted again before
 anything new (:mod:`proxyd_client.resuming`). Its bytes are copied once more: the next life has arenas of its own.
 
+What the trainer wrote into a block itself (:mod:`proxyd_client.lending`) is posted where it lies.
+
 No room left: one more arena is asked for. When the agent refuses, the caller waits until earlier sends are acknowledged
 (backpressure); when there are none, waiting can't help, and it is an error.
 """
@@ -51,6 +53,7 @@ from proxyd_client.errors import (
     class_of_code,
     next_step_of_code,
 )
+from proxyd_client.lending import Loan, Loans
 from proxyd_client.link import Link
 from proxyd_client.send import Destination, Send
 
@@ -88,12 +91,13 @@ class Sender:
         """By destination: payload of posted messages that lie in our arenas."""
         self._sequence = 0
         self._arenas = SendArenas()
+        self.loans = Loans(core, self._allocate_lent, self._free)
         self._arena_asked = False
         self._refusal: tuple[int, str] | None = None
         self._room_changes = 0
 
-    def send(self, payload: Payload, to: Destination, timeout_s: float | None) -> Send:
-        """Post and copy one message. ``timeout_s`` bounds the wait for room."""
+    def send(self, payload: Payload, to: Destination, timeout_s: float | None, loan: Loan | None = None) -> Send:
+        """Post one message, copied unless it lies in ``loan``. ``timeout_s`` bounds the wait for room."""
         core = self.core
         core.check_process()
         deadline_ns = core.deadline_ns(timeout_s)
@@ -116,7 +120,9 @@ class Sender:
                 return self._post(envelope, None, 0, to.due_ns)
         with core.lock:
             core.check_open()
-            block = self._allocate(envelope, deadline_ns, timeout_s)
+            if loan is not None and self._arenas.holds(loan.block):
+                return self._post(envelope, loan.block, payload.nbytes, to.due_ns, loan)
+            block = self._allocate(payload.nbytes, envelope, deadline_ns, timeout_s)
             if payload.nbytes > FILL_CHUNK_BYTES:
                 send = self._post(envelope, block, 0, to.due_ns)
                 send.copying = True
@@ -145,7 +151,7 @@ class Sender:
                         posted = True
                         return send
                     # The agent has ended, and another life of it begun, since the block was allocated.
-                    block = self._allocate(envelope, deadline_ns, timeout_s)
+                    block = self._allocate(payload.nbytes, envelope, deadline_ns, timeout_s)
         finally:
             if not posted:
                 with self.core.lock:
@@ -213,11 +219,16 @@ class Sender:
             raise
         return send
 
-    def _post(self, envelope: Envelope, block: SendBlock | None, filled_bytes: int, due_ns: int) -> Send:
+    def _post(
+        self, envelope: Envelope, block: SendBlock | None, filled_bytes: int, due_ns: int, loan: Loan | None = None
+    ) -> Send:
         """Number it and put it on the wire, in one step: POST_SENDs leave in the order of their sequences."""
         self._sequence += 1
         send = Send(self, self._sequence, envelope, block)
         send.due_ns = due_ns
+        if loan is not None:
+            send.loan = loan
+            loan.sends += 1
         self.pending[send.sequence] = send
         if block is not None:
             self._held_bytes[envelope.dst_rank] = self._held_bytes.get(envelope.dst_rank, 0) + envelope.nbytes
@@ -252,9 +263,11 @@ class Sender:
 
     # -- room --------------------------------------------------------------------------------------------------------
 
-    def _allocate(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> SendBlock:
+    def _allocate(
+        self, nbytes: int, envelope: Envelope | None, deadline_ns: int | None, timeout_s: float | None
+    ) -> SendBlock:
+        """``envelope`` None: for a buffer."""
         core = self.core
-        nbytes = envelope.nbytes
         limit_bytes = core.welcome.memory_limit_bytes
         if limit_bytes and nbytes > limit_bytes:
             raise self._no_room(
@@ -269,23 +282,29 @@ class Sender:
             if not self.standing:
                 self._wait_for_agent(envelope, deadline_ns, timeout_s)
                 continue
+            self.loans.collect()
             block = self._arenas.allocate(nbytes) if self._may_hold(envelope) else None
             if block is not None:
                 return block
             refusal = self._refusal if self._refusal is not None and nbytes >= self._refusal[0] else None
-            if refusal is not None and not self._arenas.used_bytes:
+            lent_bytes = self.loans.idle_bytes(self._arenas) if refusal is not None else 0
+            if refusal is not None and self._arenas.used_bytes == lent_bytes:
                 self._refusal = None
                 raise self._no_room(
                     ConfigError,
                     envelope,
                     f"the agent has no memory for a message of {nbytes} bytes, and no earlier send of this endpoint "
-                    f"is under way that could make room (it has {self._arenas.capacity_bytes} bytes)",
+                    f"is under way that could make room (it has {self._arenas.capacity_bytes} bytes, {lent_bytes} of "
+                    "them in send buffers)",
                     f"Raise the agent's memory limit, or send it in parts ({refusal[1]})",
                 )
             if refusal is None and not self._arena_asked:
                 self._arena_asked = True
                 core.link.send(ArenaWanted(nbytes))
-            self._wait_for_room(envelope, deadline_ns, timeout_s)
+            self._wait_for_room(nbytes, envelope, deadline_ns, timeout_s)
+
+    def _allocate_lent(self, nbytes: int, deadline_ns: int | None, timeout_s: float | None) -> SendBlock:
+        return self._allocate(nbytes, None, deadline_ns, timeout_s)
 
     def _wait_for_first_arena(self) -> None:
         """The first arenas follow the welcome; asking now would only get one too many."""
@@ -296,30 +315,32 @@ class Sender:
                 time.monotonic_ns() + _FIRST_ARENA_WAIT_NS,
             )
 
-    def _wait_for_agent(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> None:
+    def _wait_for_agent(self, envelope: Envelope | None, deadline_ns: int | None, timeout_s: float | None) -> None:
         core = self.core
         if core.progress.wait_for(lambda: self.standing or core.has_ended(), deadline_ns) or core.has_ended():
             return
-        raise TransferTimeout(
-            f"send to {core.name_of(envelope.dst_rank)} ({core.channel(envelope.tag, envelope.group)}): the agent at "
-            f"{core.address} has ended, and its next life was not ready for it within {timeout_s:g} s",
-            next_step="Look at the agent's log; nothing of this message was sent",
-            peer=envelope.dst_rank,
-            tag=envelope.tag,
-            group=envelope.group,
-            phase=SendPhase.AGENT_AWAY.label,
+        raise self._no_room(
+            TransferTimeout,
+            envelope,
+            f"the agent at {core.address} has ended, and its next life was not ready for it within {timeout_s:g} s",
+            "Look at the agent's log; nothing of this message was sent",
+            SendPhase.AGENT_AWAY.label,
         )
 
-    def _may_hold(self, envelope: Envelope) -> bool:
+    def _may_hold(self, envelope: Envelope | None) -> bool:
         """Whether the destination leaves room for others with this message too.
 
         One that stands still would else hold all of it in the end, for whatever others give back it takes, and no
         message would leave for anybody. A single message may have any size.
         """
+        if envelope is None:
+            return True
         held_bytes = self._held_bytes.get(envelope.dst_rank, 0)
         return not held_bytes or held_bytes + envelope.nbytes <= self._arenas.capacity_bytes * MOST_OF_ROOM
 
-    def _wait_for_room(self, envelope: Envelope, deadline_ns: int | None, timeout_s: float | None) -> None:
+    def _wait_for_room(
+        self, nbytes: int, envelope: Envelope | None, deadline_ns: int | None, timeout_s: float | None
+    ) -> None:
         core = self.core
         seen = self._room_changes
         ask_again_ns = time.monotonic_ns() + _ASK_AGAIN_NS
@@ -331,14 +352,23 @@ class Sender:
             raise self._no_room(
                 TransferTimeout,
                 envelope,
-                f"no room for a message of {envelope.nbytes} bytes within {timeout_s:g} s: "
+                f"no room for a message of {nbytes} bytes within {timeout_s:g} s: "
                 f"{self._arenas.used_bytes} of {self._arenas.capacity_bytes} bytes hold earlier sends that ranks "
                 f"{waiting} have not acknowledged",
                 "Receive what they sent, or raise the agent's memory limit; nothing of this message was sent",
             )
         self._refusal = None  # other clients may have let go of memory: ask again
 
-    def _no_room(self, kind: type[ProxydError], envelope: Envelope, what: str, next_step: str) -> ProxydError:
+    def _no_room(
+        self,
+        kind: type[ProxydError],
+        envelope: Envelope | None,
+        what: str,
+        next_step: str,
+        phase: str = "waiting for room in shared memory",
+    ) -> ProxydError:
+        if envelope is None:
+            return kind(f"send buffer: {what}", next_step=next_step, phase=phase)
         channel = self.core.channel(envelope.tag, envelope.group)
         return kind(
             f"send to {self.core.name_of(envelope.dst_rank)} ({channel}): {what}",
@@ -346,7 +376,7 @@ class Sender:
             peer=envelope.dst_rank,
             tag=envelope.tag,
             group=envelope.group,
-            phase="waiting for room in shared memory",
+            phase=phase,
         )
 
     def _free(self, block: SendBlock) -> None:
@@ -415,9 +445,11 @@ class Sender:
                 self._held_bytes[rank] = held_bytes
             else:
                 del self._held_bytes[rank]
-        if send.block is not None and not send.copying:
+        if send.block is not None and not send.copying and not send.is_lent:
             self._free(send.block)
-        send.block = None  # a handle may be kept for long
+        if send.loan is not None:
+            self.loans.sent(send.loan)
+        send.block = send.loan = None  # a handle may be kept for long
         self._tell(send)
 
     def _tell(self, send: Send) -> None:
@@ -444,6 +476,7 @@ class Sender:
             if send.origin is not None:
                 send.block, send.origin = send.origin, None
             if send.delivered:
+                self._lose_sight(send)
                 self.end(send)
             elif send.cancel_asked:
                 send.fail(TransferCancelled, "was cancelled", "", "")
@@ -454,6 +487,12 @@ class Sender:
                 send.again, send.phase, send.finish_at_ns = True, SendPhase.AGENT_AWAY, 0
                 self._again.append(send)
         self._room_changed()
+
+    @staticmethod
+    def _lose_sight(send: Send) -> None:
+        """Nobody will say when the neighbour that it was handed to lets go of it."""
+        if send.delivered and send.loan is not None:
+            send.loan.lost = True
 
     def post_again(self) -> None:
         """Post what waits, in order, as room comes; the lock is let go of in between. Returns when nothing waits any
@@ -528,7 +567,7 @@ class Sender:
         """Wait until there may be room for a message that was posted before; it fails when there never will be."""
         core, nbytes = self.core, send.envelope.nbytes
         refused = self._refusal is not None and nbytes >= self._refusal[0]
-        if refused and not self._arenas.used_bytes:
+        if refused and self._arenas.used_bytes == self.loans.idle_bytes(self._arenas):
             self._refusal = None
             why = f"there is no memory for its {nbytes} bytes any more"
             step = "Raise the agent's memory limit, or send it in parts"
@@ -546,6 +585,8 @@ class Sender:
     def fail_all(self, error: ProxydError) -> None:
         """The session ended. Its arenas go, except for blocks that are being copied into."""
         for send in list(self.pending.values()):
+            self._lose_sight(send)
             send.fail(type(error), "was given up", str(error), "")
         self._again.clear()
+        self.loans.end()
         self._arenas = SendArenas()

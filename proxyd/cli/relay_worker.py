@@ -1,7 +1,7 @@
 """One end of ``bench relay`` and ``bench local``: a process that sends or receives messages through agents, plain TCP
 (or TLS) or gloo.
 
-    python -m proxyd.cli.relay_worker KIND ROLE ARGS    KIND: relay | tcp | tls | gloo; ROLE: send | recv; ARGS: JSON
+    python -m proxyd.cli.relay_worker KIND ROLE ARGS    (KIND: see KINDS; ROLE: send | recv; ARGS: JSON)
 
 Commands come as JSON lines on stdin, answers leave as JSON lines on stdout; times are CLOCK_MONOTONIC, which all
 processes of one machine share::
@@ -23,10 +23,13 @@ import struct
 import sys
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import proxyd_client
 
 IN_FLIGHT = 3
 """Messages that a sender has under way: enough that the path never waits for an acknowledgement (ARGS: in_flight)."""
@@ -49,6 +52,7 @@ class End(Protocol):
     def send_whole(self, data: Bytes) -> None: ...
     def recv_many(self, out: Bytes, count: int) -> None: ...
     def drain(self) -> None: ...
+    def received(self, out: Bytes) -> list[Bytes]: ...
 
 
 class Relay:
@@ -85,6 +89,45 @@ class Relay:
     def drain(self) -> None:
         while self._handles:
             self._handles.popleft().wait(TIMEOUT_S)
+
+    def received(self, out: Bytes) -> list[Bytes]:
+        """What the last messages left: all buffers are full."""
+        return [out, *self.spare]
+
+
+class Lent(Relay):
+    """Through the agents, without a copy at either end: from memory that the agent reads, as views of its memory.
+
+    A trainer would write into its buffers where this only waits until it could: what a kernel of a model writes is no
+    copy, wherever it lies.
+    """
+
+    def __init__(self, args: dict[str, Any], sends: bool) -> None:
+        super().__init__({**args, "job": "lent"}, sends)
+        self.spare = []
+        self._last: proxyd_client.Message | None = None
+        self._buffers: deque[proxyd_client.SendBuffer] = deque()
+        for _ in range(self._in_flight if sends else 0):
+            self._buffers.append(self._endpoint.send_buffer(args["nbytes"]))
+            self._buffers[-1].array[:] = content(args["nbytes"])
+
+    def send(self, data: Bytes) -> None:
+        buffer = self._buffers[0]
+        self._buffers.rotate(-1)
+        buffer.wait(TIMEOUT_S)
+        self._handles.append(self._endpoint.isend(buffer, dst=self._other))
+        while self._handles[0].done() and len(self._handles) > 1:
+            self._handles.popleft()
+
+    def recv_many(self, out: Bytes, count: int) -> None:
+        posted = deque(self._endpoint.irecv(src=self._other) for _ in range(min(count, self._posted)))
+        for number in range(count):
+            self._last = posted.popleft().wait(TIMEOUT_S)
+            if number + self._posted < count:
+                posted.append(self._endpoint.irecv(src=self._other))
+
+    def received(self, out: Bytes) -> list[Bytes]:
+        return [] if self._last is None else [self._last.array]
 
 
 class Tcp:
@@ -123,6 +166,9 @@ class Tcp:
 
     def drain(self) -> None:
         pass
+
+    def received(self, out: Bytes) -> list[Bytes]:
+        return [out]
 
 
 class Tls(Tcp):
@@ -169,8 +215,22 @@ class Gloo:
     def drain(self) -> None:
         pass
 
+    def received(self, out: Bytes) -> list[Bytes]:
+        return [out]
 
-KINDS: dict[str, type[Relay] | type[Tcp] | type[Gloo]] = {"relay": Relay, "tcp": Tcp, "tls": Tls, "gloo": Gloo}
+
+KINDS: dict[str, type[Relay] | type[Tcp] | type[Gloo]] = {
+    "relay": Relay,
+    "lent": Lent,
+    "tcp": Tcp,
+    "tls": Tls,
+    "gloo": Gloo,
+}
+
+
+def content(nbytes: int) -> Bytes:
+    """What is sent."""
+    return np.arange(nbytes, dtype=np.uint8)
 
 
 def say(**event: Any) -> None:
@@ -235,7 +295,7 @@ def main() -> int:
     """Obey until stdin ends."""
     kind, role, args = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     sends = role == "send"
-    data = np.arange(args["nbytes"], dtype=np.uint8) if sends else np.zeros(args["nbytes"], np.uint8)
+    data = content(args["nbytes"]) if sends else np.zeros(args["nbytes"], np.uint8)
     end = KINDS[kind](args, sends)
     say(event="ready")
     for line in sys.stdin:
@@ -248,8 +308,8 @@ def main() -> int:
             round_trips(end, sends, command["count"], command["nbytes"])
         elif command["op"] == "check":
             # The content is what was sent, not merely as much of it.
-            wanted = np.arange(len(data), dtype=np.uint8)
-            say(right=all(bool(np.array_equal(buffer, wanted)) for buffer in [data, *end.spare]))
+            buffers, wanted = end.received(data), content(len(data))
+            say(right=bool(buffers) and all(bool(np.array_equal(buffer, wanted)) for buffer in buffers))
     return 0
 
 
