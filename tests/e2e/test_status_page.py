@@ -121,7 +121,8 @@ def test_it_can_be_read_on_a_phone(busy: Net, browser: Browser, tmp_path: Path) 
 
 
 def test_the_agents_page_and_a_coordinator_that_is_gone(start: Callable[..., Net], browser: Browser) -> None:
-    net = start({"a": 1, "b": 1}, links={("a", "b"): LINE, ("b", "a"): LINE})
+    workers = {("a", 0): {"workers": 2, "arena": "16MiB"}}
+    net = start({"a": 1, "b": 1}, links={("a", "b"): LINE, ("b", "a"): LINE}, each_agent=workers)
     sender, receiver = net.connect(0, "a"), net.connect(1, "b")
     handle = sender.isend(pattern(MIB), dst=1, tag=1)
     receiver.recv(src=0, tag=1, timeout_s=30)
@@ -132,6 +133,10 @@ def test_the_agents_page_and_a_coordinator_that_is_gone(start: Callable[..., Net
     assert "stands" in agent.text("#coordinators")
     assert "b/b-0" in agent.text("#peers")
     assert net.job in agent.text("#trainers")
+    assert re.search(r"a-0#0\s.*\n.*a-0#1\s", agent.text("#workers"))
+    other = Watched(browser, home(net.cluster.agents[1].metrics))
+    until(lambda: net.job in other.text("#trainers"), "the other agent's page is filled", 20)
+    assert not other.page.locator("#workers").is_visible()
     coordinator = Watched(browser, home(net.cluster.coordinator.metrics))
     until(lambda: "a/a-0" in coordinator.text("#agents"), "agents are listed", 20)
     net.cluster.coordinator.process.kill()

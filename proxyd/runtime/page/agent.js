@@ -10,6 +10,13 @@ watch(({ status }) => {
   if (status.certificate) facts.push(`certificate ${status.certificate}`);
   if (status.draining) facts.push(`drains: no new transfer begins, ${status.held_transfers} are held`);
   say(facts.join("; "), status.draining);
+  document.getElementById("workers-section").hidden = status.workers.length === 0;
+  fill(document.getElementById("workers"),
+    [["worker", ""], ["pid", "number"], ["up", "number"], ["trainers", "number"], ["going out", "number"], ["arriving", "number"]],
+    status.workers.map((one) => [
+      one.agent.name, one.pid || "-", one.pid ? span(one.uptime_ns) : "no answer", one.trainers.length,
+      one.outgoing_transfers, one.arriving_transfers,
+    ]), "none");
   fill(document.getElementById("coordinators"), [["address", ""], ["session", ""]],
     status.coordinators.map((one) => [one.address, one.connected ? "stands" : "none: fallback rates"]), "none configured");
   fill(document.getElementById("links"),
