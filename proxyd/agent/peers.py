@@ -83,6 +83,8 @@ class PeerLink:
         self._incarnation = 0
         self._streams: list[SendStream] = []
         self._stripes = Stripes()
+        self._at_work: list[bool] = []
+        """Which streams had something to send when they were given their ceilings."""
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
         self._adding: asyncio.Task[None] | None = None
@@ -177,11 +179,12 @@ class PeerLink:
                 stream.set_pace(0)
             return
         now_ns = time.monotonic_ns()
+        self._at_work = [stream.has_to_send for stream in self._streams]
         working = [stream for stream in self._streams if not stream.stripe.rests(now_ns)] or self._streams
         resting = sum(stream.stripe.speed for stream in self._streams if stream.stripe.rests(now_ns))
         pace = max(self._pace_bytes_per_s - resting, self._pace_bytes_per_s // 2)
         windows, grow = [stream.window_bytes for stream in working], [stream.window_grows for stream in working]
-        shares = stream_paces(pace, windows, self._min_rtt_ns, grow)
+        shares = stream_paces(pace, windows, self._min_rtt_ns, grow, [stream.has_to_send for stream in working])
         for stream, share in zip(working, shares, strict=True):
             stream.set_pace(share)
 
@@ -252,6 +255,8 @@ class PeerLink:
         return None if stripe.rests(time.monotonic_ns()) else self._take(self.peer)
 
     def _on_took(self) -> None:
+        if self._pace_bytes_per_s and self._at_work != [stream.has_to_send for stream in self._streams]:
+            self._share_pace()  # one has begun: the others leave it its part
         self._start_polling()
         self._took()
 

@@ -83,6 +83,8 @@ class SendStream:
         """Its congestion window as last read; 0: not yet."""
         self.window_grows = True
         """It was in slow start then."""
+        self.has_to_send = False
+        """Something of it hasn't left, or must leave again, as far as is known."""
         self._packet_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         self._highest_pace = 0
         self._can_reopen = True
@@ -143,6 +145,7 @@ class SendStream:
             and self._can_reopen
         ):
             self._can_reopen = tcp.reopen_window(self.sock)
+        self.has_to_send = bool(self._payload) or state.unsent_bytes > 0 or state.lost_bytes > 0
         if not state.unsent_bytes:
             self._rest()
 
@@ -191,7 +194,7 @@ class SendStream:
         outgoing = self._take()
         if outgoing is None:
             return False
-        self._has_taken = True
+        self._has_taken = self.has_to_send = True
         if self._rests:
             self._rests = False
             tcp.set_pace(self.sock, self.pace_bytes_per_s)

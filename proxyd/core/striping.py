@@ -5,6 +5,11 @@ with it: they would wait there for slow start, and what follows them would wait 
 than its window can use within the next round trip (twice what it holds while slow start doubles it, a sixteenth more
 than it holds afterwards), and the others get the rest.
 
+**A stream without a chunk** leaves its part to those that have one. Chunks are cut by the rate of when a message was
+asked for, and of these a sender is granted two ahead: after a deep fall of the rate there are fewer of them than
+streams. Where two of four had one, half of the pace stayed unused; that was then taken for what the sender can do, and
+neither the estimate nor the shares ever came back.
+
 **A window that slow start left too small.** HyStart (Ha and Rhee, 2011) ends slow start when acknowledgements come
 without a gap for a round trip: it takes that for a full path. Under a ceiling they always do, so a stream that had a
 small part of the link in its first slots keeps a window of that size, and cubic needs some ten seconds to widen it. A
@@ -64,12 +69,13 @@ MOST_REST_NS = 30 * NANOS
 class Stripe:
     """What is known of one stream's speed."""
 
-    __slots__ = ("_acked_bytes", "_busy", "_rest_ns", "_rests_until_ns", "_then_bytes", "pace_bytes_per_s", "speed")
+    __slots__ = ("_acked_bytes", "_busy", "_looks", "_paces", "_rest_ns", "_rests_until_ns", "_then_bytes", "speed")
 
     def __init__(self) -> None:
-        self.pace_bytes_per_s = 0
         self.speed = 0
         """Bytes/s within the latest span."""
+        self._paces = self._looks = 0
+        """Its ceilings since then, summed, and how many."""
         self._acked_bytes = self._then_bytes = 0
         self._busy = False
         self._rest_ns = REST_NS
@@ -77,7 +83,9 @@ class Stripe:
 
     def seen(self, acked_bytes: int, pace_bytes_per_s: int, *, busy: bool) -> None:
         """The kernel was read. ``busy``: bytes wait to be sent."""
-        self._acked_bytes, self.pace_bytes_per_s = acked_bytes, pace_bytes_per_s
+        self._acked_bytes = acked_bytes
+        self._paces += pace_bytes_per_s
+        self._looks += 1
         self._busy = self._busy and busy
 
     def rests(self, now_ns: int) -> bool:
@@ -85,7 +93,7 @@ class Stripe:
         return now_ns < self._rests_until_ns
 
     def _part(self) -> float:
-        return self.speed / max(1, self.pace_bytes_per_s)
+        return self.speed * self._looks / max(1, self._paces)
 
     def _judge(self, others: float, now_ns: int) -> None:
         """``others``: what they got of their ceilings on average; with :meth:`_part` the same of this one."""
@@ -120,6 +128,7 @@ class Stripes:
                 one._judge(sum(others) / len(others), now_ns)
         for one in stripes:
             one._then_bytes, one._busy = one._acked_bytes, True
+            one._paces = one._looks = 0
         return True
 
 
@@ -175,17 +184,24 @@ and wouldn't grow."""
 
 
 def stream_paces(
-    pace_bytes_per_s: int, windows_bytes: Sequence[int], rtt_ns: int, grow: Sequence[bool] = ()
+    pace_bytes_per_s: int,
+    windows_bytes: Sequence[int],
+    rtt_ns: int,
+    grow: Sequence[bool] = (),
+    busy: Sequence[bool] = (),
 ) -> list[int]:
-    """Ceilings (bytes/s) of the streams whose congestion windows these are; they sum to at least the pace, by no more
-    than one each.
+    """Ceilings (bytes/s) of the streams whose congestion windows these are; those of the busy ones sum to at least the
+    pace, by no more than one each.
 
     :param windows_bytes: 0 where a window isn't known: that one counts as wide.
     :param rtt_ns: 0 when it isn't known: then all windows do.
     :param grow: whether each is in slow start; where nothing is said, all may be.
+    :param busy: whether each has something to send; where nothing is said, all have.
     """
     if len(windows_bytes) == 1:
         return [pace_bytes_per_s]
+    if any(busy) and not all(busy):
+        return _paces_of_busy(pace_bytes_per_s, windows_bytes, rtt_ns, grow, busy)
     most = []
     for window, grows in zip_longest(windows_bytes, grow, fillvalue=True):
         usable = 2 * window if grows else window + window // GROWTH
@@ -194,3 +210,16 @@ def stream_paces(
     # All are cold: it makes no difference who gets what none can use, but the pace must stand should they grow.
     left = -(-max(0, pace_bytes_per_s - sum(shares)) // len(shares))
     return [max(1, share + left) for share in shares]
+
+
+def _paces_of_busy(
+    pace_bytes_per_s: int, windows_bytes: Sequence[int], rtt_ns: int, grow: Sequence[bool], busy: Sequence[bool]
+) -> list[int]:
+    at_work = [index for index, works in enumerate(busy) if works]
+    windows, growing = [windows_bytes[index] for index in at_work], [grow[index] for index in at_work] if grow else ()
+    shares = stream_paces(pace_bytes_per_s, windows, rtt_ns, growing)
+    begins = max(1, pace_bytes_per_s // (len(at_work) + 1))  # until what it takes is known to the others
+    paces = [begins] * len(windows_bytes)
+    for index, share in zip(at_work, shares, strict=True):
+        paces[index] = share
+    return paces

@@ -127,6 +127,7 @@ class PeerLink:
                 slow_start_after_idle=world.slow_start_after_idle,
                 congestion_control=world.congestion_control,
                 ask=lambda: self.owner.next_chunk(name),
+                begins=self._share_pace,
                 arrived=self._arrived,
             )
             self.streams.append(stream)
@@ -152,6 +153,7 @@ class PeerLink:
             [window.bytes for window in windows],
             self.rtt_ns,
             [window.bytes < window.threshold_bytes for window in windows],
+            [stream.has_to_send for stream in self.streams],
         )
         for stream, pace in zip(self.streams, paces, strict=True):
             stream.set_pace(pace if self.pace_bytes_per_s else 0)

@@ -133,6 +133,7 @@ class Stream:
     :param back_wait_ns: what an acknowledgement that sets out now waits in queues on its way, besides.
     :param ask: called for the next chunk: ``(chunk, nbytes, granted)`` or None.
     :param arrived: called at the receiver with a chunk whose last byte is in place, in order.
+    :param begins: called when there is something to send after there was nothing.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Stream:
         congestion_control: str = "cubic",
         ask: Callable[[], tuple[object, int, bool] | None],
         arrived: Callable[[Any], object],
+        begins: Callable[[], object] = lambda: None,
     ) -> None:
         self.clock = clock
         self.link = link
@@ -178,6 +180,7 @@ class Stream:
         self._slow_start_after_idle = slow_start_after_idle
         self._ask = ask
         self._arrived = arrived
+        self._begins = begins
         self._queue: deque[list[Any]] = deque()
         """Chunks not sent in full: chunk, bytes left, granted."""
         self._again: deque[Segment] = deque()
@@ -256,6 +259,11 @@ class Stream:
         return sum(segment.missing_bytes for segment in self._again)
 
     @property
+    def has_to_send(self) -> bool:
+        """Something of it hasn't left, or must leave again, or left a moment ago at its pace."""
+        return bool(self._queue or self._again) or self.clock.now_ns < self._next_ns
+
+    @property
     def settled(self) -> bool:
         """Nothing is unsent or unacknowledged."""
         return not (self._queue or self._again or self._outstanding)
@@ -306,11 +314,13 @@ class Stream:
             self._send()
 
     def _fill(self) -> None:
-        low = self._low_bytes
+        low, had_to_send = self._low_bytes, self.has_to_send
         while self.unsent_bytes < low and (asked := self._ask()) is not None:
             chunk, nbytes, granted = asked
             self.unsent_bytes += nbytes
             self._queue.append([chunk, nbytes, granted])
+        if not had_to_send and self._queue:
+            self._begins()
 
     def _send(self) -> None:
         clock, again, queue = self.clock, self._again, self._queue

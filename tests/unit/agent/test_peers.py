@@ -474,6 +474,30 @@ def test_the_last_words_of_a_peer_are_heard_though_its_data_connection_is_reset_
     play(body)
 
 
+def ceilings(rig: Rig) -> list[int]:
+    return [stream.pace_bytes_per_s for stream in rig.link._streams]
+
+
+def test_streams_without_a_chunk_leave_their_part_of_the_pace_to_the_others() -> None:
+    async def body() -> None:
+        rig = Rig(streams=4, nbytes=2 * CHUNK)
+        second = rig.chunks.pop()
+        await rig.connect()
+        rig.link.set_pace(80_000_000)
+        assert ceilings(rig) == [20_000_000] * 4
+        rig.link.pump()
+        assert sorted(ceilings(rig)) == [40_000_000] * 3 + [80_000_000]
+        one = ceilings(rig).index(80_000_000)
+        rig.chunks.append(second)
+        rig.link._streams[one - 1].pump()
+        assert sorted(ceilings(rig)) == [80_000_000 // 3] * 2 + [40_000_000] * 2
+        await poll(lambda: rig.link.progress() is not None and len(set(ceilings(rig))) == 1)  # both have left
+        assert ceilings(rig) == [20_000_000] * 4
+        await rig.close()
+
+    play(body)
+
+
 def test_more_streams_come_beside_those_that_stand() -> None:
     async def body() -> None:
         rig = Rig(streams=1)

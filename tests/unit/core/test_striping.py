@@ -48,6 +48,19 @@ def test_no_ceiling_makes_two_packets_wait_for_long() -> None:
     assert least_pace(65_483, 1_000_000) <= 1_000_000 / 32, "what was never fast isn't hurried"
 
 
+def test_streams_with_nothing_to_send_leave_their_part_to_the_others() -> None:
+    windows = [3_000_000, 3_000_000, 3_000_000, 300_000]
+    paces = stream_paces(60_000_000, windows, RTT_NS, busy=[True, True, False, False])
+    assert paces[:2] == [30_000_000, 30_000_000]
+    assert paces[2:] == [20_000_000, 20_000_000], "what it may begin with, as one of three"
+    alone = stream_paces(60_000_000, windows, RTT_NS, [False] * 4, [False, False, False, True])
+    assert alone == [30_000_000, 30_000_000, 30_000_000, 60_000_000]
+    one, two, cold, _ = stream_paces(60_000_000, windows[:2] + [30_000, 0], RTT_NS, busy=[True, True, True, False])
+    assert cold <= 2 * 30_000 * 10**9 // RTT_NS + 1 and one == two >= (60_000_000 - cold) // 2
+    nobody = [False] * 4
+    assert stream_paces(60_000_000, windows, RTT_NS, busy=nobody) == stream_paces(60_000_000, windows, RTT_NS)
+
+
 def reopens(keeper: WindowKeeper, now_ns: int, **other: int | bool) -> bool:
     """A stream of 25 MB/s whose window was left at a fifth of what that needs, or as said otherwise."""
     seen = {
