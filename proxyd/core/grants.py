@@ -503,7 +503,7 @@ class LinkGranter:
         least = 2 * chunk
         ahead = window - steady * (self._rtt_ns + self.estimator.back_queue_ns) // NANOS
         room = (ahead if ahead > least else least) - account.at_host_bytes
-        lane_room = (window if window > least else least) - account.outstanding_bytes
+        lane_room = (window if window > least else least) - account.outstanding_bytes + lane.behind_holes_bytes
         if lane_room < room:
             room = lane_room
         for bottleneck in self.bottlenecks:
@@ -592,9 +592,9 @@ class LinkGranter:
             if share.lane.control_rtt_ns > control_rtt_ns:
                 control_rtt_ns = share.lane.control_rtt_ns
             ahead += 2 * (share.waiting.chunk_bytes or chunk_bytes)
-        target = self._lane_window(pace, control_rtt_ns)
-        if ahead > 2 * chunk_bytes:
-            target += ahead - 2 * chunk_bytes
+        target = self._lane_window(pace, control_rtt_ns) + max(0, ahead - 2 * chunk_bytes)
+        # A hole is mended a round trip later: what has arrived behind it is outstanding until then, in nobody's way.
+        target += sum([lane.behind_holes_bytes for lane in self._active.values()])
         self.bottlenecks[0].resize(target)
         for line in self.shared:
             line.resize_for(self.link, target)

@@ -264,6 +264,13 @@ class Lane:
             nbytes = account.outstanding_bytes
         return nbytes if nbytes > 0 else 0
 
+    @property
+    def behind_holes_bytes(self) -> int:
+        """Arrived, and not settled: something before them is missing. The path is rid of them."""
+        account = self.account
+        nbytes = min(self.arrived_bytes - account.delivered_bytes, account.outstanding_bytes)
+        return nbytes if nbytes > 0 else 0
+
     def fell_silent(self, now_ns: int, lease_ns: int) -> None:
         """The time of its grants is over and it has not said what became of them: try again later, and ever later."""
         if now_ns >= self.silent_until_ns:

@@ -38,6 +38,7 @@ def report(
     now_ns: int,
     leaves_in_ns: int | None = None,
     back_queue_ns: int = 0,
+    sacked: int = 0,
 ) -> None:
     lane = link.lanes[session]
     if leaves_in_ns is None:
@@ -57,6 +58,7 @@ def report(
         delivery_rate_bytes_per_s=RATE,
         limited=False,
         back_queue_ns=back_queue_ns,
+        sacked_bytes=sacked,
     )
     link.report(lane, message, now_ns)
 
@@ -110,6 +112,8 @@ class Sender:
         self._late_ns = late_ns
         self._history = [0] * (13 + late_ns // (5 * MS))
         self.others: list[tuple[int, Grant]] = []
+        self.hole: int | None = None
+        """A packet is lost here: what arrives behind it can't be delivered."""
         self._decide()
 
     def _decide(self) -> None:
@@ -123,8 +127,10 @@ class Sender:
         moved = self.link.lanes[1].rate_bytes_per_s * 5 // 1000 if leaves_in_ns is None else 0
         self.left = min(self.granted, self.left + moved)
         self._history.append(self.left)
-        delivered, backlog = self._history.pop(0), self.granted - self.left
-        report(self.link, 1, self.left, delivered, backlog, self.now_ns, leaves_in_ns, self._late_ns)
+        arrived, backlog = self._history.pop(0), self.granted - self.left
+        delivered = arrived if self.hole is None else min(arrived, self.hole)
+        sacked = arrived - delivered
+        report(self.link, 1, self.left, delivered, backlog, self.now_ns, leaves_in_ns, self._late_ns, sacked)
         self._decide()
 
 
@@ -155,3 +161,22 @@ def test_what_is_acknowledged_late_has_a_place_in_the_window() -> None:
             sender.step()
         windows.append(link.window_bytes)
     assert windows[1] - windows[0] > RATE * 35 // 1000
+
+
+def test_what_has_arrived_behind_a_hole_keeps_nothing_from_being_sent() -> None:
+    """A lost packet comes again a round trip later, and until then nothing behind it is delivered: with all of that in
+    the window a link of 360 ms lay idle for half a second after each loss, and the estimate fell to a third."""
+    link = granter(live=True)
+    ask(link, 1, 64 * MIB)
+    sender = Sender(link)
+    for _ in range(60):
+        sender.step()
+    before, window, sender.hole = sender.left, link.window_bytes, sender.left
+    for _ in range(60):
+        sender.step()
+        assert link.outstanding_bytes <= link.window_bytes
+    assert sender.left - before > 0.95 * 60 * link.lanes[1].rate_bytes_per_s * 5 // 1000
+    sender.hole = None
+    for _ in range(30):
+        sender.step()
+    assert link.window_bytes < 1.1 * window, "mended"
