@@ -27,6 +27,14 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {_ATTRIBUTE: values}
 
 
+_everywhere: dict[str, object] = {}
+
+
+def say_everywhere(**values: object) -> None:
+    """What belongs to each line of this process from now on."""
+    _everywhere.update(values)
+
+
 def _shown(name: str, value: object) -> object:
     if _SECRET.search(name.lower()) and not name.endswith(("_file", "_bytes", "_count")):
         return "***"
@@ -36,7 +44,7 @@ def _shown(name: str, value: object) -> object:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    values: dict[str, Any] = getattr(record, _ATTRIBUTE, {})
+    values: dict[str, Any] = {**_everywhere, **getattr(record, _ATTRIBUTE, {})}
     return {name: _shown(name, value) for name, value in values.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -84,7 +85,9 @@ def test_trainers_are_spread_and_each_reaches_each_through_one_address(net: Net)
     until(lambda: clients_of(agent) == [1, 1], "each worker has one")
     log = agent.log_path.read_text()
     for trainer in trainers:
-        assert f"pid={trainer.process.pid}" in log, "a worker takes the trainer, not the front, for its client"
+        [line] = [line for line in log.splitlines() if f"pid={trainer.process.pid}" in line]
+        assert "client attached" in line, "a worker takes the trainer, not the front, for its client"
+        assert re.search(r"worker=[01]\b", line)
     far = net.connect(8, "b")
     nbytes = 3 * MIB + 17
     for trainer, rank in zip(trainers, (0, 1), strict=True):
@@ -214,6 +217,15 @@ def test_strangers_at_the_data_port(net: Net) -> None:
         sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(10) == b"", "half a preamble"
+
+    # An agent without workers is never meant by one: it is no hello there.
+    other = net.agent("b")
+    was = scrape(other.metrics).total("proxyd_refused_connections_total", door="data", reason="hello")
+    said_to(other, routing.preamble(0) + bytes(100))
+    until(
+        lambda: scrape(other.metrics).total("proxyd_refused_connections_total", door="data", reason="hello") > was,
+        "it is refused, and counted",
+    )
 
     def refused(reason: str, worker: str) -> float:
         name = "proxyd_refused_connections_total"

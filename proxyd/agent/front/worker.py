@@ -26,7 +26,7 @@ from proxyd.runtime.addresses import parse_address
 from proxyd.runtime.config import AgentConfig, Config
 from proxyd.runtime.environment import choose_grpc_engine
 from proxyd.runtime.grpc_options import only_tls_1_3
-from proxyd.runtime.logs import setup_logging
+from proxyd.runtime.logs import say_everywhere, setup_logging
 from proxyd.wire.routing import MAX_WORKERS, worker_name
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
         begin, _ = receive(line)
         config = Config.model_validate(begin["config"])
         setup_logging(config.log.level, config.log.format)
+        say_everywhere(worker=begin["worker"])
         # Before grpc is imported, with the daemon.
         only_tls_1_3()
         choose_grpc_engine(os.environ)

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from proxyd.core.ids import AgentName, LinkName
+from proxyd.runtime import logs
 from proxyd.runtime.logs import Throttle, fields, setup_logging
 
 
@@ -116,3 +117,14 @@ def test_a_call_that_was_cancelled_at_the_stop_is_no_error_of_ours() -> None:
     assert stream.getvalue().count("not handled") == 2
     assert "a real one" in stream.getvalue()
     assert log
+
+
+def test_what_a_process_says_everywhere_is_in_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_everywhere", {})
+    logs.say_everywhere(worker=3)
+    stream, log = logged("text")
+    log.info("peer is up", extra=fields(peer="b#1"))
+    log.info("stopping")
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("peer is up worker=3 peer=b#1")
+    assert second.endswith("stopping worker=3")
