@@ -105,7 +105,7 @@ class Effects:
 
     def _set_pace(self, effect: ef.SetPace) -> None:
         if (link := self.peers.get(effect.peer)) is not None:
-            link.set_pace(effect.rate_bytes_per_s, effect.live)
+            link.set_pace(effect.rate_bytes_per_s, effect.live, effect.yields)
 
     def _to_peer(self, effect: ef.ToPeer) -> None:
         if effect.inbound and isinstance(effect.frame, Ack):

@@ -75,7 +75,7 @@ class PeerLink:
         self._wanted_incarnation = 0
         self._wanted_streams = 1
         self._pace_bytes_per_s = 0
-        self._live = False
+        self._live = self._yields = False
         self._min_rtt_ns = 0
         self._channel: ControlChannel | None = None
         self.damaged_frames = 0
@@ -143,10 +143,13 @@ class PeerLink:
         if self._channel is not None:
             self._channel.send(frame, transfer)
 
-    def set_pace(self, rate_bytes_per_s: int, live: bool = False) -> None:
-        """Ceiling of all data connections together; 0: none. ``live``: their windows may be reopened below it."""
+    def set_pace(self, rate_bytes_per_s: int, live: bool = False, yields: bool = False) -> None:
+        """Ceiling of all data connections together; 0: none. ``live``: their windows may be reopened below it;
+        ``yields``: little shall wait in the kernel."""
         self._pace_bytes_per_s = rate_bytes_per_s
-        self._live = live
+        self._live, self._yields = live, yields
+        for stream in self._streams:
+            stream.yields = yields
         self._share_pace()
 
     def pump(self) -> None:
@@ -249,7 +252,9 @@ class PeerLink:
     def _add(self, sock: Connection) -> None:
         stripe = Stripe()
         take = functools.partial(self._take_next, stripe)
-        self._streams.append(SendStream(sock, stripe, take, self._on_took, self._stream_ended))
+        stream = SendStream(sock, stripe, take, self._on_took, self._stream_ended)
+        stream.yields = self._yields
+        self._streams.append(stream)
 
     def _take_next(self, stripe: Stripe) -> Outgoing | None:
         return None if stripe.rests(time.monotonic_ns()) else self._take(self.peer)

@@ -77,6 +77,8 @@ class SendStream:
         self._waiting = False
         self._open = True
         self._pace: int | None = None
+        self._yielded = self.yields = False
+        """What it sends gives way to others, when its ceiling was set last and now."""
         self._rests = False
         """Without a ceiling, because nothing is to be sent."""
         self.window_bytes = 0
@@ -108,12 +110,17 @@ class SendStream:
         if rate_bytes_per_s:
             self._highest_pace = max(self._highest_pace, rate_bytes_per_s)
             rate_bytes_per_s = max(rate_bytes_per_s, least_pace(self._packet_bytes, self._highest_pace))
-        if before and rate_bytes_per_s and abs(rate_bytes_per_s - before) * SAME_PACE < before:
+        same = self.yields == self._yielded
+        if same and before and rate_bytes_per_s and abs(rate_bytes_per_s - before) * SAME_PACE < before:
             return  # it costs two system calls
-        if rate_bytes_per_s != before and self._open:
+        if (rate_bytes_per_s != before or not same) and self._open:
             self._pace = rate_bytes_per_s
             if not self._rests:
-                tcp.set_pace(self.sock, rate_bytes_per_s)
+                self._set_pace()
+
+    def _set_pace(self) -> None:
+        self._yielded = self.yields
+        tcp.set_pace(self.sock, self.pace_bytes_per_s, yields=self.yields)
 
     def _rest(self) -> None:
         """All that was written has left: lift the ceiling until there is more, while acknowledgements still come in.
@@ -197,7 +204,7 @@ class SendStream:
         self._has_taken = self.has_to_send = True
         if self._rests:
             self._rests = False
-            tcp.set_pace(self.sock, self.pace_bytes_per_s)
+            self._set_pace()
         chunk, payload = outgoing
         if chunk.padding:
             self._head = wire.encode_padding_header(chunk.length)

@@ -29,6 +29,9 @@ MAX_NOTSENT_BYTES = 4 << 20
 NOTSENT_NS = 8_000_000
 """Unsent bytes are held to what one stream sends in this time: short enough to stop soon, long enough that the event
 loop of a busy host refills in time. They delay no hand-over: the predicted end of a slot counts them."""
+NOTSENT_YIELDING_NS = 3_000_000
+"""The same of what gives way: a tensor that comes now waits for it, and no harm is done where a busy host leaves gaps
+in it."""
 DEAD_PATH_NS = 7_000_000_000
 """What is sent and not acknowledged for so long ends its connection (five losses of one segment in a row, at least).
 A control connection notices a second earlier (:data:`proxyd.agent.channel.SILENCE_NS`)."""
@@ -164,11 +167,12 @@ def read_path_sizes(sock: Connection) -> PathSizes:
     return PathSizes(path_mtu, segment_bytes)
 
 
-def set_pace(sock: Connection, rate_bytes_per_s: int) -> None:
-    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that."""
+def set_pace(sock: Connection, rate_bytes_per_s: int, *, yields: bool = False) -> None:
+    """Hold one stream to ``rate_bytes_per_s`` of payload (0: no ceiling), and its unsent bytes to 8 ms of that, or 3 ms
+    where they give way."""
     rate = wire_rate(sock, rate_bytes_per_s) or UNPACED
     sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", rate))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, notsent_limit_bytes(rate_bytes_per_s, yields=yields))
 
 
 def lift_pace(sock: Connection) -> None:
@@ -195,11 +199,12 @@ def reopen_window(sock: Connection) -> bool:
     return True
 
 
-def notsent_limit_bytes(rate_bytes_per_s: int) -> int:
+def notsent_limit_bytes(rate_bytes_per_s: int, *, yields: bool = False) -> int:
     """TCP_NOTSENT_LOWAT for a stream of that pace; 0: unpaced."""
     if rate_bytes_per_s == 0:
         return MAX_NOTSENT_BYTES
-    return min(MAX_NOTSENT_BYTES, max(MIN_NOTSENT_BYTES, rate_bytes_per_s * NOTSENT_NS // 1_000_000_000))
+    unsent_bytes = rate_bytes_per_s * (NOTSENT_YIELDING_NS if yields else NOTSENT_NS) // 1_000_000_000
+    return min(MAX_NOTSENT_BYTES, max(MIN_NOTSENT_BYTES, unsent_bytes))
 
 
 def prepare(sock: socket.socket, *, peer_timeout_ns: int, congestion_control: str = "") -> None:

@@ -17,17 +17,9 @@ from proxyd.core.announcing import Ahead
 from proxyd.core.effects import AgentEffect, Chunk, Pump, SetPace, ToCoordinator
 from proxyd.core.events import SendProgress
 from proxyd.core.ids import AgentName, LinkName, TransferId, owns_link
+from proxyd.core.lending import CAN_SEND, Lending
 from proxyd.core.linkbook import NANOS, HeldGrant, LinkBook, PeerCounts
-from proxyd.core.messages import (
-    CancelRequest,
-    Grant,
-    LinkInfo,
-    Pace,
-    Queued,
-    Request,
-    TransferDone,
-    Welcome,
-)
+from proxyd.core.messages import CancelRequest, Grant, LinkInfo, Pace, Queued, Request, TransferDone, Welcome
 from proxyd.core.owners import Owners, Session
 from proxyd.core.peering import Peer
 from proxyd.core.permissions import EVERYTHING, Permissions
@@ -63,6 +55,7 @@ class Asking:
         """What each coordinator owns, and what it permits there, as it last said: that holds also while it is away."""
         self._alone = Alone(config, transfers, self.owners, effects, cancel, self._begin)
         self._padded = padded
+        self.lending = Lending(transfers, self.request, self._has_slot)
         self.announcer = Announcer(config, self.book, self.unsent_bytes, peers, effects)
         self.telling = Telling(effects)
 
@@ -134,6 +127,7 @@ class Asking:
             if out.observed and not book.observed:
                 self._observe_no_more(out)
             out.session_base_bytes = out.granted_bytes
+            out.lent_bytes = out.owed_bytes = 0
             out.requested = False
             if out.state in (SendState.QUEUED, SendState.SENDING):
                 self.request(out, now_ns)
@@ -195,7 +189,9 @@ class Asking:
             self._bind(out, ahead, book, now_ns)
         if book.observed:
             self._go_unpaced(out, now_ns)
-        elif out.need_bytes:
+            return
+        self.lending.take_over(out, book, now_ns)
+        if out.need_bytes:
             book.asked[out.transfer] = None
 
     # ----------------------------------------------------------------------------------- observing
@@ -206,6 +202,8 @@ class Asking:
         if book.observed:
             for held in book.drop_all(now_ns):
                 self._unspent(held)
+            for out in under_way:
+                out.lent_bytes = out.owed_bytes = 0
             book.asked.clear()
         for out in under_way:
             if not book.observed and out.observed:
@@ -234,8 +232,7 @@ class Asking:
     def _observe_no_more(self, out: Outgoing) -> None:
         """What is left of it needs grants from here on."""
         out.observed = False
-        out.wanted_bytes = out.granted_bytes + out.untaken_bytes
-        out.session_base_bytes = out.granted_bytes
+        self.resumed(out)
         peer = self.peers.get(out.peer) if out.peer is not None else None
         if peer is not None and out.transfer in peer.free:
             peer.free.remove(out.transfer)
@@ -269,11 +266,15 @@ class Asking:
         out.held_bytes += bound
         if bound:
             out.step(SendInput.GRANTED)
-            first = next(held for held in book.grants if held.transfer == out.transfer)
-            self.telling.predict(out, book, max(0, first.start_ns - now_ns), 0, first.rate_bytes_per_s, now_ns)
-            self._begin(book, now_ns)
-            if out.peer is not None and any(held.begun and held.transfer == out.transfer for held in book.grants):
-                self._pass_turn(out.peer, now_ns)
+            self._has_slot(out, book, now_ns)
+
+    def _has_slot(self, out: Outgoing, book: LinkBook, now_ns: int) -> None:
+        """What is held became a transfer's own."""
+        first = next(held for held in book.grants if held.transfer == out.transfer)
+        self.telling.predict(out, book, max(0, first.start_ns - now_ns), 0, first.rate_bytes_per_s, now_ns)
+        self._begin(book, now_ns)
+        if out.peer is not None and any(held.begun and held.transfer == out.transfer for held in book.grants):
+            self._pass_turn(out.peer, now_ns)
 
     def queued(self, message: Queued, now_ns: int) -> None:
         """The coordinator has it in its queue, and predicts when it is done."""
@@ -309,13 +310,24 @@ class Asking:
         if out is None or out.link != grant.link:
             book.refuse(grant, now_ns)
             return
-        sendable = out.state in (SendState.QUEUED, SendState.SENDING) and not book.observed
-        usable = min(grant.nbytes, out.need_bytes) if sendable else 0
+        usable = min(grant.nbytes, out.need_bytes) if out.state in CAN_SEND and not book.observed else 0
+        repaid = self.lending.pay_back(out, grant, grant.nbytes - usable) if out.owed_bytes else []
+        if repaid:
+            grant = dataclasses.replace(grant, nbytes=grant.nbytes - sum(part.nbytes for _, part in repaid))
         # To the coordinator all of it was granted: what goes back has to be wanted anew, should it be needed.
         out.granted_bytes += grant.nbytes
         out.wanted_bytes += grant.nbytes - usable
+        self._hold(out, grant, usable, now_ns)
+        for lender, part in repaid:
+            self._hold(lender, part, part.nbytes, now_ns, repaid=True)
+        if book.urgent is not None:
+            self.lending.granted(out, book, now_ns)
+
+    def _hold(self, out: Outgoing, grant: Grant, usable: int, now_ns: int, *, repaid: bool = False) -> None:
+        """Put a grant into its link's book; ``usable`` bytes of it are of use to its transfer."""
+        book = self.links[grant.link]
         extends = bool(book.grants) and book.grants[0].transfer == grant.transfer
-        book.add(grant, usable, now_ns)
+        book.add(grant, usable, now_ns, repaid=repaid)
         if not usable or out.peer is None:
             return
         self._follow(book, now_ns)
@@ -369,16 +381,18 @@ class Asking:
                 book.leading = held
                 if (leader := self.transfers.get(held.transfer)) is not None:
                     book.turn = leader.peer
-            elif self._can_go(book, first, now_ns):
+            elif self._goes(book, first, held):
                 continue  # next_chunk passes the turn on when it can't any more
             out = self.transfers.get(held.transfer)
             if out is not None and out.peer is not None:
                 self._pass_turn(out.peer, now_ns)
 
-    def _can_go(self, book: LinkBook, held: HeldGrant, now_ns: int) -> bool:
-        out = self.transfers.get(held.transfer)
+    def _goes(self, book: LinkBook, first: HeldGrant, begun: HeldGrant) -> bool:
+        """Whether the first one's transfer had enough for a chunk before another grant, perhaps its own, had begun."""
+        out = self.transfers.get(first.transfer)
         piece = out.next_chunk() if out is not None else None
-        return piece is not None and bool(book.grants_for(held, piece[1], now_ns))
+        own = [one for one in book.grants if one.transfer == first.transfer and one.begun and one is not begun]
+        return piece is not None and sum(one.left_bytes for one in own) >= piece[1]
 
     def _pass_turn(self, peer: AgentName, now_ns: int) -> None:
         self.pace(peer, now_ns)
@@ -409,6 +423,7 @@ class Asking:
     def interrupted(self, out: Outgoing, now_ns: int) -> None:
         """The connection to its peer broke: what it holds goes back, and nobody shall grant to it meanwhile."""
         self.announcer.withdraw(out.announcement, now_ns)
+        self.lending.ended(out, now_ns)
         out.announcement = out.expected_finish_ns = out.held_bytes = 0
         out.observed = False
         if out.link is None:
@@ -423,12 +438,14 @@ class Asking:
 
     def resumed(self, out: Outgoing) -> None:
         """It goes on: what is asked for from here on is what is missing."""
+        out.lent_bytes = out.owed_bytes = 0
         out.wanted_bytes = out.granted_bytes + out.untaken_bytes
         out.session_base_bytes = out.granted_bytes
 
     def close(self, out: Outgoing, ok: bool, arrival_span_ns: int, now_ns: int) -> None:
         """A transfer ended: what it holds goes back, and its coordinator hears of it."""
         self.announcer.withdraw(out.announcement, now_ns)
+        self.lending.ended(out, now_ns)
         if out.link is None:
             return
         book = self.links[out.link]
@@ -487,29 +504,22 @@ class Asking:
 
     def pace(self, name: AgentName, now_ns: int) -> None:
         """Set a peer's ceiling to the rate of the first of its grants that has started, or of what is in the kernel."""
-        peer, live = self.peers[name], False
+        peer = self.peers[name]
+        live, yields = False, peer.yields
         if name.site == self.config.agent.site:
             rate = 0
         else:
             book = self.links[LinkName(self.config.agent.site, name.site)]
             live = book.info is not None and book.info.source in LIVE_SOURCES
-            rate = (
-                0
-                if book.observed
-                else next(
-                    (
-                        held.rate_bytes_per_s
-                        for held in book.grants
-                        if held.start_ns <= now_ns
-                        and (out := self.transfers.get(held.transfer)) is not None
-                        and out.peer == name
-                    ),
-                    book.rate_to(name) or peer.pace_bytes_per_s,
-                )
-            )
-        if rate >= 0 and abs(rate - peer.pace_bytes_per_s) > peer.pace_bytes_per_s // PACE_STEPS:
-            peer.pace_bytes_per_s = rate
-            self.effects.append(SetPace(name, rate, live))
+            rate = 0 if book.observed else book.rate_to(name) or peer.pace_bytes_per_s
+            for held in [held for held in book.grants if held.start_ns <= now_ns and not book.observed]:
+                if (out := self.transfers.get(held.transfer)) is not None and out.peer == name:
+                    rate, yields = held.rate_bytes_per_s, out.envelope.traffic == TrafficClass.BULK
+                    break
+        other = abs(rate - peer.pace_bytes_per_s) > peer.pace_bytes_per_s // PACE_STEPS
+        if rate >= 0 and (other or yields != peer.yields):
+            peer.pace_bytes_per_s, peer.yields = rate, yields
+            self.effects.append(SetPace(name, rate, live, yields))
 
     def progress(self, event: SendProgress, now_ns: int) -> None:
         """The kernel's counts for one peer's streams."""
@@ -546,8 +556,7 @@ class Asking:
         """Times at which :meth:`tick` has something to do."""
         times = [] if (overdue_ns := self.announcer.announced.overdue_ns()) is None else [overdue_ns]
         for book in self.links.values():
-            if book.report_due_ns is not None:
-                times.append(book.report_due_ns)
+            times += [due_ns for due_ns in (book.report_due_ns, book.lent_due_ns) if due_ns is not None]
             if book.grants:
                 times.append(min(held.expires_ns for held in book.grants))
                 if (start_ns := next((held.start_ns for held in book.grants if not held.begun), None)) is not None:
@@ -565,6 +574,8 @@ class Asking:
             for held in book.expire(now_ns):
                 if (out := self._unspent(held)) is not None:
                     self.request(out, now_ns)
+            if book.lent_due_ns is not None and book.lent_due_ns <= now_ns:
+                self.lending.due(book, now_ns)
             self._begin(book, now_ns)
             late = book.asked and (due_ns := self._alone.due_ns(book)) <= now_ns
             if late and not book.second_look(due_ns, now_ns):

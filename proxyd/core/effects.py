@@ -114,6 +114,8 @@ class SetPace:
     rate_bytes_per_s: int
     live: bool = False
     """It is found from live transfers: TCP's windows may be reopened below it (:mod:`proxyd.core.striping`)."""
+    yields: bool = False
+    """What goes now gives way to whatever comes: little of it shall wait in the kernel, which takes nothing back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

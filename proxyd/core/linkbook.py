@@ -62,6 +62,8 @@ class HeldGrant:
     """Its start time has passed, and that of all before it."""
     announcement: int = 0
     """Granted ahead to this one, and not bound to its message yet; ``transfer`` means nothing then."""
+    repaid: bool = False
+    """It was lent, and isn't lent again (:mod:`proxyd.core.lending`)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -141,6 +143,10 @@ class LinkBook:
         self.report_due_ns: int | None = None
         self.asked: dict[TransferId, None] = {}
         """Transfers that wait for (more) grants, in the order in which they asked."""
+        self.urgent: TransferId | None = None
+        """The latest of them that wanted what is held for less urgent ones, and more."""
+        self.lent_due_ns: int | None = None
+        """When whoever lent grants asks for them by itself; None: nobody did."""
 
     @property
     def observed(self) -> bool:
@@ -258,7 +264,7 @@ class LinkBook:
 
     # -------------------------------------------------------------------------------------- grants
 
-    def add(self, grant: Grant, nbytes: int, now_ns: int) -> None:
+    def add(self, grant: Grant, nbytes: int, now_ns: int, *, repaid: bool = False) -> None:
         """Hold ``nbytes`` of a grant (what its transfer can use; the rest has been returned)."""
         self._granted_bytes += grant.nbytes
         self._returned_bytes += grant.nbytes - nbytes
@@ -273,7 +279,7 @@ class LinkBook:
         expires_ns = max(start_ns, now_ns + before_ns) + grant.ttl_ns
         tail = self.grants[-1] if self.grants else None
         same = tail is not None and (tail.transfer, tail.announcement) == (grant.transfer, grant.announcement)
-        if tail is not None and same and not tail.fallback and start_ns <= now_ns:
+        if tail is not None and same and tail.repaid == repaid and not tail.fallback and start_ns <= now_ns:
             # The same sender's next slot, issued ahead: one longer grant at the newest rate.
             tail.left_bytes += nbytes
             tail.rate_bytes_per_s = grant.rate_bytes_per_s
@@ -291,6 +297,7 @@ class LinkBook:
                     grant.lead_ns,
                     send_ns,
                     announcement=grant.announcement,
+                    repaid=repaid,
                 )
             )
         self._newest_rate(grant.rate_bytes_per_s, start_ns <= now_ns)

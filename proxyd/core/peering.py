@@ -41,6 +41,8 @@ class Peer:
     free: deque[TransferId] = dataclasses.field(default_factory=deque)
     """Transfers with chunks to send that need no grant."""
     pace_bytes_per_s: int = -1
+    yields: bool = False
+    """What goes to it is of the least urgent class."""
     connected_ns: int = 0
     """When the connections that stand were made."""
     broke: bool = False

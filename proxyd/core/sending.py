@@ -12,6 +12,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Container
 
+from proxyd.core import lending
 from proxyd.core import sending_words as words
 from proxyd.core.agent_config import AgentConfig
 from proxyd.core.asking import Asking
@@ -202,7 +203,8 @@ class Sender:
             self.cancel(out, ErrorCode.REFUSED, f"{envelope.describe()}: refused: {why}", now_ns)
             return
         info = book.info if book is not None else None
-        chunk_bytes = LOCAL_CHUNK_BYTES if not remote else UNKNOWN_CHUNK_BYTES if info is None else info.chunk_bytes
+        chunk_bytes = LOCAL_CHUNK_BYTES if not remote else UNKNOWN_CHUNK_BYTES
+        chunk_bytes = chunk_bytes if info is None else lending.chunk_bytes(info, envelope.traffic_class)
         out.chunk_bytes = max(wire.MIN_CHUNK_BYTES, min(wire.MAX_CHUNK_BYTES, chunk_bytes))
         small_bytes = self.config.unscheduled_bytes
         out.free = book is None or (

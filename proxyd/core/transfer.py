@@ -249,6 +249,13 @@ class Outgoing:
     """``granted_bytes`` when the present control session began: what it is told counts from there."""
     held_bytes: int = 0
     """Granted and not spent."""
+    lent_bytes: int = 0
+    """What was granted to it and went to a more urgent message (:mod:`proxyd.core.lending`); not in
+    ``granted_bytes``."""
+    owed_bytes: int = 0
+    """What it took of others' grants; in ``granted_bytes``."""
+    in_arrears: bool = False
+    """It didn't pay back in time."""
     taken_bytes: int = 0
     """Cumulative payload handed to streams, re-sent chunks included."""
     next_offset: int = 0

@@ -78,6 +78,7 @@ class PeerLink:
         self.closed = False
         self.streams: list[Stream] = []
         self.pace_bytes_per_s = 0
+        self.yields = False
         world = owner.world
         there = world.link(owner.name.site, want.peer.site)
         back = world.link(want.peer.site, owner.name.site)
@@ -156,6 +157,7 @@ class PeerLink:
             [stream.has_to_send for stream in self.streams],
         )
         for stream, pace in zip(self.streams, paces, strict=True):
+            stream.yields = self.yields
             stream.set_pace(pace if self.pace_bytes_per_s else 0)
 
     def pump(self) -> None:
@@ -337,8 +339,9 @@ class AgentHost:
             case ef.Pump(peer):
                 if (link := self.peers.get(peer)) is not None and link.connected:
                     link.pump()
-            case ef.SetPace(peer, rate):
+            case ef.SetPace(peer, rate, _, yields):
                 if (link := self.peers.get(peer)) is not None:
+                    link.yields = yields
                     link.set_pace(rate)
             case ef.ToCoordinator(address, message):
                 self.world.to_coordinator(self, address, message)

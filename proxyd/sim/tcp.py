@@ -44,7 +44,9 @@ from proxyd.sim.link import NANOS, LinkModel, segment_bytes
 
 UNSENT_LOW_BYTES = 16 << 10
 UNSENT_LOW_NS = 8_000_000
-"""``TCP_NOTSENT_LOWAT``, as the agent sets it: with less than this much time's worth unsent a stream asks for more."""
+UNSENT_LOW_YIELDING_NS = 3_000_000
+"""``TCP_NOTSENT_LOWAT``, as the agent sets it: with less than this much time's worth unsent a stream asks for more. The
+latter for what gives way to whatever comes."""
 UNSENT_UNPACED_BYTES = 4 << 20
 MIN_RTO_NS = 200_000_000
 MAX_RTO_NS = 120 * NANOS
@@ -168,6 +170,8 @@ class Stream:
         self.granted_sacked_bytes = 0
         """Acknowledged at all: what TCP_INFO's ``delivered`` tells."""
         self.unsent_bytes = 0
+        self.yields = False
+        """What goes now gives way to others."""
         self.in_flight_bytes = 0
         self.retransmits = 0
         """Packets."""
@@ -296,7 +300,8 @@ class Stream:
     def _low_bytes(self) -> int:
         if not self.pace_bytes_per_s:
             return UNSENT_UNPACED_BYTES
-        return min(UNSENT_UNPACED_BYTES, max(UNSENT_LOW_BYTES, self.pace_bytes_per_s * UNSENT_LOW_NS // NANOS))
+        low_ns = UNSENT_LOW_YIELDING_NS if self.yields else UNSENT_LOW_NS
+        return min(UNSENT_UNPACED_BYTES, max(UNSENT_LOW_BYTES, self.pace_bytes_per_s * low_ns // NANOS))
 
     # ---------------------------------------------------------------------------------------- sending
 

@@ -16,6 +16,7 @@ from proxyd.core import effects as fx
 from proxyd.core import events as ev
 from proxyd.core.ids import AgentName, EndpointName, TransferId
 from proxyd.core.messages import CancelRequest, Grant, Report, Request, TransferDone
+from proxyd.wire.envelope import TrafficClass
 from tests.unit.core.agent_world import COORDINATOR, LINK, MS, World
 
 SEEDS = range(60)
@@ -48,7 +49,14 @@ class History:
         nbytes = self.random.choice([0, 1, 1000, 64 << 10, (64 << 10) + 1, 700_000, 3 << 20])
         filled = self.random.choice([0, nbytes, nbytes // 2])
         transfer = self.world.post(
-            "a/0", self.sequence, 0, self.random.choice([1, 2]), nbytes, filled=filled, tag=self.random.choice([0, 1])
+            "a/0",
+            self.sequence,
+            0,
+            self.random.choice([1, 2]),
+            nbytes,
+            filled=filled,
+            tag=self.random.choice([0, 1]),
+            traffic=self.random.choice(list(TrafficClass)),
         )
         self.posted[transfer] = nbytes
         if filled < nbytes:
@@ -160,6 +168,13 @@ class History:
             held = sum(h.left_bytes for h in book.grants if h.transfer == out.transfer)
             assert out.held_bytes == held
             assert out.taken_bytes <= out.granted_bytes or out.free
+            assert out.lent_bytes >= 0
+            assert out.owed_bytes >= 0
+            if out.requested:
+                to_coordinator = out.granted_bytes - out.session_base_bytes + out.lent_bytes - out.owed_bytes
+                assert to_coordinator == self.granted_to[out.transfer], "each job is charged what it sends"
+        lent = sum(out.lent_bytes for out in machine.sender.transfers.values())
+        assert lent <= sum(out.owed_bytes for out in machine.sender.transfers.values())
         ends = Counter(e.transfer for _, e in self.world.told if isinstance(e, fx.TellSendDone | fx.TellSendFailed))
         assert all(count == 1 for count in ends.values()), "a message ends once"
         told = [e for _, e in self.world.told if isinstance(e, fx.TellOffered)]

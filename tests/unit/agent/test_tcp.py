@@ -59,6 +59,7 @@ def test_unsent_bytes_are_bounded_by_some_milliseconds() -> None:
     assert tcp.notsent_limit_bytes(0) == 4 << 20
     assert tcp.notsent_limit_bytes(1000) == 16 << 10
     assert tcp.notsent_limit_bytes(50_000_000) == 400_000
+    assert tcp.notsent_limit_bytes(50_000_000, yields=True) == 150_000
     assert tcp.notsent_limit_bytes(10**11) == 4 << 20
 
 

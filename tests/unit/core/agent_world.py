@@ -90,10 +90,19 @@ class World:
         self.put(name, ev.ClientAttached(endpoint, incarnation or 100 + rank, past))
 
     def post(
-        self, name: str, sequence: int, src: int, dst: int, nbytes: int, *, filled: int = -1, tag: int = 0
+        self,
+        name: str,
+        sequence: int,
+        src: int,
+        dst: int,
+        nbytes: int,
+        *,
+        filled: int = -1,
+        tag: int = 0,
+        traffic: TrafficClass = TrafficClass.PIPELINE,
     ) -> TransferId:
         transfer = TransferId(100 + src, sequence)
-        envelope = Envelope("job", src, dst, "", tag, TrafficClass.PIPELINE, nbytes, "uint8", (nbytes,))
+        envelope = Envelope("job", src, dst, "", tag, traffic, nbytes, "uint8", (nbytes,))
         self.put(name, ev.SendPosted(transfer, envelope, nbytes if filled < 0 else filled))
         return transfer
 
