@@ -33,6 +33,9 @@ SAME_PACE = 256
 WAKE_BYTES = 512 << 10
 """Within a chunk the kernel wakes us for this much, not for every few segments: a wake-up costs as much as copying
 100 KB. The end of a chunk always wakes."""
+PIECE_BYTES = 512 << 10
+"""Read at a time, and hashed right after: by the end of a chunk of 2 MiB its beginning has left the core's own cache,
+and to fetch that once more costs more than to hash it."""
 WAKE_OF_BUFFER = 8
 """And never for more than this part of the receive buffer as it has grown so far: where it is too small for
 ``SO_RCVLOWAT`` the kernel sets the *window's* limit to that, for good (``tcp_set_rcvlowat``), and a long path carries a
@@ -299,6 +302,7 @@ class ReceiveStream:
         self._early: wire.Header | None = None
         self._block: Block | None = None
         self._got_bytes = 0
+        self._hash = xxhash.xxh3_64()
         self._low_water = 1
         self._open = True
         self._start_reading()
@@ -390,6 +394,7 @@ class ReceiveStream:
         self._header = header
         self._block = block
         self._got_bytes = 0
+        self._hash.reset()
 
     def _read_payload(self, header: wire.Header) -> tuple[int, bool]:
         rest = header.length - self._got_bytes
@@ -403,22 +408,20 @@ class ReceiveStream:
             target = self._scratch[: min(rest, _SCRATCH_BYTES)]
         else:
             at = header.offset + self._got_bytes
-            target = block.payload[at : at + rest]
+            target = block.payload[at : at + min(rest, PIECE_BYTES)]
         # The next header comes in the same call: one system call less for each chunk.
         got, _, _, _ = self._sock.recvmsg_into((target, self._head) if len(target) == rest else (target,))
         if got == 0:
             raise WireError(f"it closed a data connection {rest} bytes before the end of a chunk")
+        if block is not None:
+            self._hash.update(target[: min(got, rest)])
         if got < rest:
             self._got_bytes += got
             return got, got == len(target)
         self._head_bytes = got - rest
         self._header = self._block = None
         if block is not None:
-            payload = block.payload[header.offset : header.offset + header.length]
-            good = (
-                header.checksum_algorithm == wire.ChecksumAlgorithm.NONE
-                or xxhash.xxh3_64_intdigest(payload) == header.checksum
-            )
+            good = header.checksum_algorithm == wire.ChecksumAlgorithm.NONE or self._hash.intdigest() == header.checksum
             if good:
                 block.mark(header.offset)
             self._sink.arrived(header.transfer, header.offset, header.length, good)

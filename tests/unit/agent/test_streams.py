@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import xxhash
 
 from proxyd.agent import tcp
 from proxyd.agent.arenas import Block
-from proxyd.agent.streams import WAKE_OF_BUFFER, Outgoing, ReceiveStream, SendStream
+from proxyd.agent.streams import PIECE_BYTES, WAKE_OF_BUFFER, Outgoing, ReceiveStream, SendStream
 from proxyd.core.effects import Chunk
 from proxyd.core.ids import TransferId
 from proxyd.core.striping import Stripe, least_pace
@@ -80,6 +81,7 @@ class OneChunk:
         self.block = Block(TRANSFER, None, 0, 0, nbytes, nbytes)
         self.block.payload = memoryview(bytearray(nbytes))
         self.began, self.ended = asyncio.Event(), asyncio.Event()
+        self.good: list[bool] = []
 
     def block_of(self, transfer: TransferId) -> Block:
         asyncio.get_running_loop().call_soon(self.began.set)
@@ -92,7 +94,7 @@ class OneChunk:
         raise AssertionError(header)
 
     def arrived(self, transfer: TransferId, offset: int, length: int, good: bool) -> None:
-        assert good
+        self.good.append(good)
         asyncio.get_running_loop().call_soon(self.ended.set)
 
 
@@ -115,7 +117,33 @@ def test_wakeups_are_few_but_never_limit_the_window(pair: tuple[socket.socket, s
             assert low <= length - 1000, "the end of a chunk always wakes"
             await loop.sock_sendall(other, data[1000:])
             await sink.ended.wait()
+            assert sink.good == [True]
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1, "between chunks every byte wakes"
+        stream.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("length", [5_000, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7])
+def test_a_chunk_is_verified_in_pieces(pair: tuple[socket.socket, socket.socket], length: int) -> None:
+    """However it is cut on its way; damage shows, and the chunk behind it is judged by itself."""
+
+    async def body() -> None:
+        sock, other = pair
+        sink = OneChunk(length)
+        stream = ReceiveStream(sock, sink, lambda reason: None)
+        data = random.Random(length).randbytes(length)
+        header = wire.encode_data_header(TRANSFER, 0, length, xxhash.xxh3_64_intdigest(data))
+        async with asyncio.timeout(20):
+            for damaged_at in (length - 1, length // 2, None):
+                sent = bytearray(data)
+                if damaged_at is not None:
+                    sent[damaged_at] ^= 1
+                sink.ended.clear()
+                await asyncio.get_running_loop().sock_sendall(other, header + sent)
+                await sink.ended.wait()
+        assert sink.good == [False, False, True]
+        assert sink.block.payload == data
         stream.close()
 
     asyncio.run(body())
