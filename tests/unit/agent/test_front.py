@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -19,7 +20,7 @@ from proxyd.agent.front.doors import PeerDoor, TrainerDoor
 from proxyd.agent.front.line import Line, LineError, encode, receive
 from proxyd.agent.front.merging import FRONT, families_of, labelled, merged_drain, merged_families, merged_status
 from proxyd.agent.front.placing import Placing
-from proxyd.agent.front.worker import draw_incarnation, home_of, worker_section
+from proxyd.agent.front.worker import _Worker, draw_incarnation, home_of, worker_section
 from proxyd.agent.local import credentials_of
 from proxyd.agent.passing import MAX_WAITING, Passage, PassedSockets
 from proxyd.runtime.config import AgentConfig
@@ -90,6 +91,18 @@ def test_an_incarnation_says_whose_it_is() -> None:
         life = draw_incarnation(worker)
         assert 0 < life < 1 << 63
         assert home_of(life) == worker
+
+
+def test_a_trainer_that_comes_back_to_another_worker_is_sent_home_once() -> None:
+    agent: Any = SimpleNamespace(admin=lambda: None, registry=lambda: None)
+    worker = _Worker(agent, [], {"worker": 1, "workers": 3})
+    home = draw_incarnation(2)
+    assert worker._lives_elsewhere(77, home)
+    assert not worker._lives_elsewhere(77, home), "the front can't place it there, so it stays"
+    assert worker._lives_elsewhere(78, home)
+    assert not worker._lives_elsewhere(79, draw_incarnation(1)), "it is here"
+    assert not worker._lives_elsewhere(79, draw_incarnation(3)), "there was such a worker once"
+    assert not worker._lives_elsewhere(0, home), "of another pid namespace: it can't be told where it goes next"
 
 
 # -- passing sockets on ------------------------------------------------------------------------------------------------
