@@ -38,9 +38,8 @@ WIDE = 2
 CALM_RTTS = 16
 """After a loss a window is left alone for so long ..."""
 LONG_RTTS = 1 << 16
-"""... and twice as long after each one that a reopened window had, up to an hour: where losses come again and again it
-is TCP's window that keeps a shallow buffer from overflowing at each hand-over. With an hour at once a second deep dip,
-which nobody can hear of in time, left windows that cubic takes half a minute to widen."""
+"""... and for an hour after one that a reopened window had: where losses come again and again it is TCP's window that
+keeps a shallow buffer from overflowing at each hand-over."""
 BURST_PACKETS = 2
 BURST_NS = 25_000_000
 """The kernel sends at least two packets at a time and waits for as long as these take at the ceiling of that moment; a
@@ -166,7 +165,7 @@ class WindowKeeper:
             self._retransmits, self._harmed_ns = retransmits, now_ns
             if self._reopened:
                 self._reopened = False
-                self._calm_rtts = min(2 * self._calm_rtts, LONG_RTTS)
+                self._calm_rtts = LONG_RTTS
         if in_slow_start or not pace_bytes_per_s or not rtt_ns:
             return False
         if self._harmed_ns is not None and now_ns - self._harmed_ns < self._calm_rtts * rtt_ns:
