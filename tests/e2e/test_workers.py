@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,6 +188,24 @@ def test_what_no_worker_could_start_with_is_said_once(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="exit code 2") as caught:
         Cluster({"a": 1}, each_agent={("a", 0): {**WORKERS, **tls}}).start()
     assert str(caught.value).count("proxyd: ") == 1
+
+
+def test_an_end_that_is_asked_for_before_all_workers_serve(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    settings = {"site": "a", "name": "a", "socket": str(tmp_path / "s"), "metrics": "off", "data_listen": "127.0.0.1:0"}
+    lines = [f'{key} = "{value}"' for key, value in settings.items()]
+    file.write_text("\n".join(["[agent]", "workers = 2", *lines]))
+    with subprocess.Popen([sys.executable, "-m", "proxyd.cli.main", "agent", "--config", str(file)]) as front:
+        children = Path(f"/proc/{front.pid}/task/{front.pid}/children")
+        try:
+            until(lambda: len(children.read_text().split()) == 2, "both are started")
+            pids = list(map(int, children.read_text().split()))
+            os.kill(pids[0], signal.SIGSTOP)
+            front.send_signal(signal.SIGTERM)
+            assert front.wait(10) == 0
+        finally:
+            front.kill()
+    assert not any(map(is_there, pids)), "a worker is left"
 
 
 def said_to(agent: AgentMember, words: bytes) -> bytes:

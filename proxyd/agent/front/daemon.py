@@ -84,7 +84,13 @@ def run(config: conf.Config, ready_fd: int | None = None, path: str | None = Non
             front.reloads = reloader.reloads
         notifier = Notifier()
         try:
-            await front.start()
+            starting, asked = asyncio.ensure_future(front.start()), asyncio.ensure_future(stop.wait())
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if not starting.done():
+                starting.cancel()  # a worker that hangs at its start must not keep the end waiting
+                return
+            starting.result()
             announce_ready(ready_fd, front.facts())
             notifier.ready(f"agent {section.site}/{section.name} at {section.socket}, {section.workers} workers")
             watchdog = asyncio.create_task(ping_watchdog(notifier))
