@@ -68,8 +68,8 @@ class Lending:
         before = out.need_bytes
         for held in list(book.grants):
             lender = self._transfers.get(held.transfer)
-            if lender is None or lender.envelope.traffic <= traffic or lender.padding:
-                continue
+            if lender is None or lender.envelope.traffic <= traffic or lender.padding or lender.peer != out.peer:
+                continue  # of another peer: what its streams have still leaves at the whole rate
             if held.fallback or held.announcement or held.repaid:
                 continue
             if nbytes := min(held.left_bytes, out.need_bytes):

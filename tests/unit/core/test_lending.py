@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxyd.core import effects as fx
 from proxyd.core import events as ev
-from proxyd.core.ids import AgentName, TransferId
+from proxyd.core.ids import TransferId
 from proxyd.core.linkbook import LinkBook
 from proxyd.core.messages import Report, Request
 from proxyd.core.transfer import Outgoing
@@ -62,11 +62,16 @@ def test_it_goes_at_once_where_the_slot_has_begun() -> None:
     world.put("a/0", ev.SendFilled(copy, 8 * MIB))
     more = world.post("a/0", 2, 0, 1, 8 * MIB, traffic=BULK, filled=0)
     world.grant("a/0", more, 2 * MIB)  # its trainer still copies: the agent holds it
-    tensor = world.post("a/0", 3, 0, 2, MIB)
+    tensor = world.post("a/0", 3, 0, 1, MIB)
     assert sent(world, tensor) == MIB
-    paces = [effect for effect in world.tells(fx.SetPace) if effect.peer == AgentName("b", "1")]
-    assert not paces[-1].yields
     assert held(world) == [(more, MIB)]
+
+
+def test_nothing_is_taken_from_a_message_to_another_peer() -> None:
+    """What its streams have in the kernel leaves at the whole rate, and so would the tensor."""
+    world, copy = holding()
+    world.post("a/0", 2, 0, 2, MIB)
+    assert held(world) == [(copy, 2 * MIB)]
 
 
 def test_what_is_granted_to_it_later_is_the_copys() -> None:
