@@ -172,7 +172,7 @@ _closed = Away.closed
         (Incoming, "prefix_bytes", property(answers_prefix_of_all), 20),
         (Account, "grant", grants_twice_what_it_counts, 20),
         (LinkGranter, "_make_room", keeps_nothing_free, 120),
-        (FallbackRates, "share", shares_what_others_keep, 150),
+        (FallbackRates, "share", shares_what_others_keep, 250),
         (FallbackRates, "may_hold", takes_beats_for_heard, 150),
         (AgentMachine, "_allocated", tells_out_of_order, 250),
         (Memory, "resumed", asks_no_trainer_what_it_knows, 100),
