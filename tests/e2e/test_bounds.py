@@ -576,7 +576,7 @@ def test_the_number_of_trainers_has_a_bound_and_says_so(start: Callable[..., Net
     net = start(agent={"clients": 2})
     net.connect(0, "a"), net.connect(1, "a")
     with pytest.raises(ProxydError, match=r"2 trainers are attached already.*LimitNOFILE"):
-        proxyd_client.connect(net.job, 2, socket=net.agent("a").socket, timeout_s=2)
+        proxyd_client.connect(net.job, 2, socket=net.agent("a").socket, timeout_s=20)
     net.connect(1, "a")  # a new life of one who is in takes its place
 
 
