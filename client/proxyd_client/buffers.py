@@ -46,6 +46,23 @@ def view_of(data: Bytes) -> memoryview:
     return memoryview(cast(Any, data))
 
 
+def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """``data`` as an array, without a copy; as writable as ``data`` is.
+
+    Raises ArgumentError when numpy has no such dtype (``ml_dtypes``, once imported, brings some).
+    """
+    try:
+        known = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ArgumentError(
+            f"numpy knows no dtype {dtype!r}",
+            next_step="Use .data (for example torch.frombuffer(m.data, dtype=...)), or import ml_dtypes",
+        ) from error
+    array = (np.frombuffer(data, known) if len(data) else np.empty(0, known)).reshape(shape)
+    array.flags.writeable = not data.readonly
+    return array
+
+
 class Mover(Protocol):
     """What carries a message between a block and memory that isn't one run of host bytes: strided, or a device's.
 

@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from proxyd.wire.arena import page_round_up
 from proxyd_client.arena import SendArenas, SendBlock
-from proxyd_client.buffers import Payload, dtype_name, itemsize_of, payload_of, view_of
+from proxyd_client.buffers import Payload, array_of, dtype_name, itemsize_of, payload_of, view_of
 from proxyd_client.core import SessionCore
 from proxyd_client.errors import AgentUnavailable, ArgumentError, TransferTimeout
 
@@ -191,14 +190,7 @@ class SendBuffer:
     @property
     def array(self) -> npt.NDArray[Any]:
         """It as a numpy array, writable. Raises ArgumentError when numpy has no such dtype: use :attr:`data`."""
-        try:
-            dtype = np.dtype(self.dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise ArgumentError(
-                f"numpy knows no dtype {self.dtype!r}",
-                next_step="Use .data (for example torch.frombuffer(b.data, dtype=...)), or import ml_dtypes",
-            ) from error
-        return (np.frombuffer(self.data, dtype) if self.nbytes else np.empty(0, dtype)).reshape(self.shape)
+        return array_of(self.data, self.dtype, self.shape)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until no message is being sent from it: it may be written to again. That is when their handles are done,

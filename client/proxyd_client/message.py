@@ -6,12 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from proxyd.wire.envelope import Envelope
-from proxyd_client.buffers import Bytes, view_of
-from proxyd_client.errors import ArgumentError
+from proxyd_client.buffers import Bytes, array_of, view_of
 
 
 class Message:
@@ -51,17 +49,7 @@ class Message:
 
         Raises ArgumentError when numpy has no such dtype: use :attr:`data`, or import ``ml_dtypes`` first.
         """
-        try:
-            dtype = np.dtype(self.dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise ArgumentError(
-                f"numpy knows no dtype {self.dtype!r}",
-                next_step="Use .data (for example torch.frombuffer(m.data, dtype=...)), or import ml_dtypes",
-            ) from error
-        flat = np.frombuffer(self.data, dtype) if self.nbytes else np.empty(0, dtype)
-        array = flat.reshape(self.shape)
-        array.flags.writeable = not self.data.readonly
-        return array
+        return array_of(self.data, self.dtype, self.shape)
 
     def __len__(self) -> int:
         return self.nbytes
