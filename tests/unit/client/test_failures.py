@@ -352,22 +352,33 @@ def test_close_waits_for_acknowledgements_then_fails_the_rest(
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
 @pytest.mark.parametrize("first", [0, 1])
 def test_whoever_waits_while_another_thread_closes_hears_of_it(
-    start_agent: Callable[..., FakeAgent], connect: Connect, timeout_s: float | None, first: int
+    start_agent: Callable[..., FakeAgent],
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float | None,
+    first: int,
 ) -> None:
     """The first of them drives the session while it waits: the end of its driving is no timeout."""
     endpoint = connect(start_agent(hold=True), 0)
     handle = endpoint.isend(b"x", 1)
+    progress, begun = endpoint._session.core.progress, threading.Semaphore(0)
+    wait_for = progress.wait_for
+
+    def wait_and_say_so(ready: Callable[[], bool], deadline_ns: int | None) -> bool:
+        begun.release()  # under the session's lock, which close() gets only once this waits
+        return wait_for(ready, deadline_ns)
+
     waits: list[Callable[[], object]] = [
         lambda: endpoint.recv(1, timeout_s=timeout_s),
         lambda: handle.wait(timeout_s),
         lambda: endpoint.recv(1, tag=5, timeout_s=timeout_s),
     ]
+    monkeypatch.setattr(progress, "wait_for", wait_and_say_so)
     with ThreadPoolExecutor(len(waits)) as pool:
         told = []
         for wait in waits[first:] + waits[:first]:
             told.append(pool.submit(wait))
-            while endpoint._session.core.progress._waiters < len(told):
-                time.sleep(0.001)
+            assert begun.acquire(timeout=20)
         endpoint.close(linger_s=0)
         for one in told:
             with pytest.raises(ClosedError):
