@@ -245,7 +245,8 @@ class AgentConfig(Section):
             )
         if self.max_clients is not None and self.max_clients < self.workers:
             raise ValueError(
-                f"clients = {self.max_clients} is less than workers = {self.workers}: a worker could take none"
+                f"clients = {self.max_clients} is less than workers = {self.workers}: a worker could take none; raise"
+                " clients or lower workers"
             )
         if self.data_address is not None and self.data_interface is not None:
             raise ValueError("data_address and data_interface both say what peers dial; keep one")
