@@ -60,7 +60,9 @@ def _without_netns() -> str | None:
     return available()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the conditions of ``skipif``, which may need what isn't here."""
     if IN_CI:
         return
     if item.get_closest_marker("netns") and (reason := _without_netns()):
