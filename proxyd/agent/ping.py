@@ -28,29 +28,32 @@ DIAL_S = 6.0
 async def ping(wanted: PingWanted, address: str, link: PeerLink | None, me: Identity, timeout_ns: int) -> PingTold:
     """Ping a peer.
 
-    :param address: where it is dialled when it has to be.
+    :param address: where it is dialled when there are no connections to it.
     :param link: the connections to it that there are.
     :param timeout_ns: of a silent peer.
     """
     told = PingTold(wanted.peer, address)
     if link is not None:
-        told.address = link.address
-        if link.channel is None:
+        told.address, channel = link.address, link.channel
+        if channel is None:
             told.error = f"the connection to {wanted.peer} is down, and the agent dials it again and again"
             return told
         _, told.delivery_rate_bytes_per_s = link.rtt_and_rate()
         told.streams = link.stream_count
-        await _ping_over(link.channel, wanted, told)
-        return told
+        await _ping_over(channel, wanted, told)
+        if link.channel is channel or len(told.rtts_ns) == wanted.pings:
+            return told
+        # It ended meanwhile, most likely because the last trainer there had left: that says nothing of the path.
+        told = PingTold(wanted.peer, told.address)
     told.dialled = True
     ended: list[str] = []
     try:
         async with asyncio.timeout(DIAL_S):
             sock, _ = await dial_peer(
-                me, wanted.peer, address, wire.StreamPurpose.CONTROL, 0, peer_timeout_ns=timeout_ns
+                me, wanted.peer, told.address, wire.StreamPurpose.CONTROL, 0, peer_timeout_ns=timeout_ns
             )
     except (OSError, TimeoutError, WireError, ProxydError) as error:
-        told.error = f"cannot reach agent {wanted.peer} at {address}: {error_words(error)}"
+        told.error = f"cannot reach agent {wanted.peer} at {told.address}: {error_words(error)}"
         return told
     channel = ControlChannel(sock, _ignore, ended.append, timeout_ns=timeout_ns)
     try:
