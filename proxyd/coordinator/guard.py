@@ -1,9 +1,10 @@
 """Who may speak to the coordinator's server, and what is told to those who may not.
 
 gRPC does the TLS handshakes itself and says nothing of those that fail but a line of its own on stderr (the reason,
-without an address). What can be known here is that a handshake began, because gRPC asks for the certificate then, and
-that a call came over a connection. The difference, once it is some seconds old, is counted as refused. Which agent it
-was, and why, stands in that agent's own log.
+without an address). What can be known here is that a handshake began, because gRPC asks for the certificate then, who
+is connected at that moment, which the kernel says, and that a call came over a connection. The difference, once it has
+lasted for some seconds, is counted as refused, and the hosts are logged. Which certificate it was stands in the refused
+agent's own log.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 import logging
 import secrets
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import grpc
@@ -21,11 +23,16 @@ import grpc.aio
 
 from proxyd.core.ids import AgentName
 from proxyd.runtime.refusals import Refusals
+from proxyd.runtime.sockets import Remote, connected_to, remote_of
 from proxyd.runtime.tls import TlsIdentity, TlsKeeper, agent_uri, names_agent
 
 SETTLE_S = 3.0
-"""A connection whose handshake began longer ago than this has had its first call, or never will."""
+"""A window. Once a handshake has begun, its connection's first call comes within one, or never will."""
 PEERS_REMEMBERED = 4096
+LOOK_S = 0.1
+"""Apart, at least: a look reads a line for each connection of this host, 10 ms for ten thousand. Who shakes hands between
+two looks is not seen; who is turned away comes again."""
+HOSTS_SHOWN = 8
 
 _log = logging.getLogger("proxyd.coordinator")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,11 +48,21 @@ class Guard:
         self.tls = tls
         self.refusals = Refusals()
         self._lock = threading.Lock()
-        self._begun = 0
-        self._served = 0
+        self._pending = 0
+        """Handshakes over whose connections no call has come: those that came to nothing, and those under way."""
+        self._least_pending = 0
+        """Of this window. So many came to nothing: none of them can have been under way all the time."""
         self._lost = 0
         self._peers: OrderedDict[str, None] = OrderedDict()
         self._given: TlsIdentity | None = None
+        self._ports: set[int] = set()
+        self._seen: set[Remote] = set()
+        self._seen_before: set[Remote] = set()
+        self._looked_s = -LOOK_S
+
+    def listens_at(self, port: int) -> None:
+        """A TCP port with TLS is open."""
+        self._ports.add(port)
 
     def credentials(self, tls: TlsKeeper) -> grpc.ServerCredentials:
         """For a TCP port. The certificate is looked up for each connection."""
@@ -53,9 +70,9 @@ class Guard:
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             # Called by a thread of gRPC's at each handshake. None: as before.
+            self.handshake_begins()
             identity = tls.current()
             with self._lock:
-                self._begun += 1
                 if identity is self._given:
                     return None
                 self._given = identity
@@ -67,16 +84,33 @@ class Guard:
             require_client_authentication=True,
         )
 
+    def handshake_begins(self) -> None:
+        """Somebody has connected and begins to shake hands. May be called by any thread."""
+        with self._lock:
+            self._pending += 1
+            now_s = time.monotonic()
+            if now_s - self._looked_s < LOOK_S:
+                return
+            self._looked_s = now_s
+        # Now, because afterwards gRPC has closed it, and the kernel knows nothing of it any more.
+        seen = connected_to(self._ports)
+        with self._lock:
+            self._seen |= seen
+
     def saw_call(self, context: _Context) -> None:
         """A call came, so this connection's handshake was good."""
         if self.tls is None or not _is_tls(context.auth_context()):
             return
         peer = context.peer()
-        if peer not in self._peers:
-            self._served += 1
-            self._peers[peer] = None
-            if len(self._peers) > PEERS_REMEMBERED:
-                self._peers.popitem(last=False)
+        if peer in self._peers:
+            self._peers.move_to_end(peer)
+            return
+        self._peers[peer] = None
+        if len(self._peers) > PEERS_REMEMBERED:
+            self._peers.popitem(last=False)
+        with self._lock:
+            self._pending -= 1
+            self._least_pending = min(self._least_pending, self._pending)
 
     def problem(self, context: _Context, agent: AgentName) -> str:
         """Why whoever calls can't be that agent, by its certificate; "" when it can, or where there is no TLS."""
@@ -91,22 +125,35 @@ class Guard:
         return f"the certificate is of {named} and not of {agent_uri(agent.site, agent.name)}"
 
     async def watch(self) -> None:
-        """Count handshakes that came to nothing, for ever."""
+        """Count and name handshakes that came to nothing, for ever."""
         while True:
-            with self._lock:
-                begun = self._begun
             await asyncio.sleep(SETTLE_S)
-            lost = begun - self._served
-            self._lost = min(self._lost, lost)  # one that was given up had its first call late: what comes next counts
-            if lost > self._lost:
-                for _ in range(lost - self._lost):
-                    self.refusals.add("control", "tls")
-                _log.warning(
-                    "%d TLS handshakes at the control port came to nothing: a certificate was missing, expired or of a"
-                    " CA that tls_ca does not know. gRPC's own line above says which, the refused agent's log of whom",
-                    lost - self._lost,
-                )
-                self._lost = lost
+            self.settle()
+
+    def settle(self) -> None:
+        """A window has passed: count what came to nothing before it."""
+        with self._lock:
+            least, self._least_pending = self._least_pending, self._pending
+            seen, self._seen_before, self._seen = self._seen_before, self._seen, set()
+        # Less than before: one that was given up had its first call late, and what comes next counts.
+        before, self._lost = self._lost, least
+        if least <= before:
+            return
+        for _ in range(least - before):
+            self.refusals.add("control", "tls")
+        _log.warning(
+            "%d TLS handshakes at the control port came to nothing, from %s: a certificate was missing, expired or of a"
+            " CA that tls_ca does not know. gRPC's own line above says which, the refused agent's log whose it was",
+            least - before,
+            self._strangers(seen) or "hosts that were gone at once",
+        )
+
+    def _strangers(self, seen: Collection[Remote]) -> str:
+        """Hosts of those over whose connections no call has come, as words."""
+        served = {remote_of(peer) for peer in self._peers}
+        hosts = sorted({one.host for one in seen if one not in served})
+        more = f" and {len(hosts) - HOSTS_SHOWN} more" if len(hosts) > HOSTS_SHOWN else ""
+        return ", ".join(hosts[:HOSTS_SHOWN]) + more
 
 
 def _is_tls(shown: Mapping[str, Any]) -> bool:

@@ -99,7 +99,9 @@ class ControlServer:
     def _add_port(self, text: str, *, secure: bool) -> int:
         try:
             if secure and self._guard.tls is not None:
-                return self._server.add_secure_port(text, self._guard.credentials(self._guard.tls))
+                port = self._server.add_secure_port(text, self._guard.credentials(self._guard.tls))
+                self._guard.listens_at(port)
+                return port
             return self._server.add_insecure_port(text)
         except RuntimeError as error:
             raise ListenError(
