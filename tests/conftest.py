@@ -9,10 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import sys
 
 import pytest
 
 from tests.groups import GROUPS, group_of, room_of
+
+# Where a container sets it, each of the thousands of daemons and trainers started here would compile all of proxyd
+# again: half a second of one core each, twice what a start takes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 IN_CI = os.environ.get("CI") == "true"
 # Cheap and telling first.
