@@ -52,6 +52,7 @@ class Door:
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     monkeypatch.setattr(guards, "LOOK_S", -1.0)
+    monkeypatch.setattr(guards, "LOOK_SHARE", float("inf"))
     with ExitStack() as closing:
         yield Door(Guard(cast("Any", object())), closing)
 
@@ -99,6 +100,12 @@ def test_whoever_was_served_is_not_named(door: Door) -> None:
     assert door.guard._strangers([guards.Remote("127.0.0.1", good.port)]) == ""
     many = [guards.Remote(f"10.0.0.{number}", 1) for number in range(10)]
     assert door.guard._strangers(many).endswith("10.0.0.7 and 2 more")
+
+
+def test_looks_take_a_bounded_share_of_a_processor(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "LOOK_SHARE", 1e-9)
+    first, _ = door.shake(), door.shake()
+    assert door.guard._seen == {guards.remote_of(first.peer())}
 
 
 def test_a_first_call_that_comes_late_is_made_up_for(door: Door) -> None:
