@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 180 if os.environ.get("CI") == "true" else 20
+PAUSE_S = 0.05
+"""Between two messages of a trainer: half of a processor is left to the tests beside it."""
 
 
 # Side by side with others: it looks at sums, memory and descriptors, and what it does takes three minutes anyway.
@@ -20,9 +22,13 @@ SECONDS = 180 if os.environ.get("CI") == "true" else 20
 @pytest.mark.timeout(SECONDS + 180)
 def test_mixed_load_with_kills_leaves_nothing_wrong_and_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    command = [sys.executable, str(ROOT / "tools" / "soak.py"), "--seconds", str(SECONDS), "--out", str(out)]
+    command = [sys.executable, str(ROOT / "tools" / "soak.py"), "--seconds", str(SECONDS), "--pause", str(PAUSE_S)]
     done = subprocess.run(
-        [*command, "--kill", "trainers,coordinator"], capture_output=True, text=True, timeout=SECONDS + 150, check=False
+        [*command, "--kill", "trainers,coordinator", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 150,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
