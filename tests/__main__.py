@@ -6,6 +6,7 @@ Ends with one line for all groups and the names of what failed. Exit code 0: at 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def options_of(group: str) -> list[str]:
     """How pytest runs a group."""
     processors = min(len(os.sched_getaffinity(0)), MAX_PROCESSORS)
     # One more than there are processors, because some tests wait.
-    workers = {"together": processors + 1, "in_pairs": 2, "by_file": 2, "alone": 1}[group] if processors > 1 else 1
+    workers = {"together": processors + 1, "a_few": 3, "by_file": 2, "alone": 1}[group] if processors > 1 else 1
     # A worker that has no more to do takes over what waits behind a long test of another one.
     spread = "loadfile" if group == "by_file" else "worksteal"
     return ["--group", group, *(["-n", str(workers), "--dist", spread] if workers > 1 else [])]
@@ -56,6 +57,12 @@ def said(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind]) or "no tests"
 
 
+def processor_s() -> float:
+    """What all that was started here, and has ended, has used. A group whose share of it is low waits."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def code_of(codes: list[int]) -> int:
     """One exit code for all: the first that is bad; that nothing was selected is bad only if it is so everywhere."""
     bad = [code for code in codes if code not in (0, NONE_SELECTED)]
@@ -74,13 +81,14 @@ def main(arguments: list[str]) -> int:
             report = Path(directory, f"{group}.xml")
             options = [*options_of(group), *arguments]
             print(f"\n##### tests that run {group.replace('_', ' ')}: pytest {' '.join(options)}", flush=True)
-            group_begun_s = time.monotonic()
+            group_begun_s, used_s = time.monotonic(), processor_s()
             command = [sys.executable, "-m", "pytest", *options, *reporting(report)]
             codes.append(subprocess.run(command, cwd=ROOT).returncode)
             counts, bad = results_of(report)
             total += counts
             failed += bad
-            lines.append(f"##### {group}: {said(counts)} in {time.monotonic() - group_begun_s:.0f} s")
+            took_s, used_s = time.monotonic() - group_begun_s, processor_s() - used_s
+            lines.append(f"##### {group}: {said(counts)} in {took_s:.0f} s ({used_s:.0f} s of processors)")
             if codes[-1] not in (0, NONE_SELECTED) and {"-x", "--exitfirst"} & set(arguments):
                 break
     print("", *lines, *(f"FAILED {name}" for name in failed), sep="\n")

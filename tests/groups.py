@@ -1,8 +1,8 @@
 """Which tests may run side by side, and which need the machine for themselves.
 
 ``together``: whatever measures no time. Their result doesn't depend on who else uses the machine, so there is one more
-at once than there are processors. ``in_pairs``: real daemons that wait most of their time, with bars of seconds that
-leave a busy machine room; two at once. ``by_file``: the same, but the tests of a file share what takes long to start
+at once than there are processors. ``a_few``: real daemons that wait most of their time, with bars of seconds that
+leave a busy machine room; three at once. ``by_file``: the same, but the tests of a file share what takes long to start
 (trainers with torch), so two files at once. ``alone``: rates, bursts, and what a host or an emulated link can carry.
 
 A test is in the group of its file, or of its room, a directory below ``tests``; a mark with the name of a group wins.
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 GROUPS = {
     "together": ("unit", "property", "sim", "fuzz"),
-    "in_pairs": (
+    "a_few": (
         "e2e/test_abuse.py",
         "e2e/test_accounting.py",
         "e2e/test_addresses.py",
@@ -38,6 +38,7 @@ GROUPS = {
         "e2e/test_workers.py",
         "faults/test_full_disk.py",
         "faults/test_links.py",
+        "faults/test_middle_boxes.py",
         "faults/test_proxy.py",
         "faults/test_restart.py",
         "faults/test_resume.py",

@@ -30,7 +30,7 @@ def test_every_test_file_is_in_a_group_and_every_group_has_some() -> None:
     [
         ("unit/core/test_lanes.py", (), "together"),
         ("unit/core/test_lanes.py", ("alone",), "alone"),
-        ("e2e/test_delivery.py", ("timeout",), "in_pairs"),
+        ("e2e/test_delivery.py", ("timeout",), "a_few"),
         ("e2e/test_delivery.py", ("alone",), "alone"),
         ("e2e/test_a_new_file.py", (), "alone"),
         ("wan/test_wan_links.py", ("netns", "slow"), "alone"),
@@ -98,7 +98,7 @@ def test_the_command_runs_each_group_once() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     both = re.search(
-        r"##### together: (\d+) passed.*##### in_pairs: 1 passed.*##### alone: no tests.*===== (\d+) passed in",
+        r"##### together: (\d+) passed.*##### a_few: 1 passed.*##### alone: no tests.*===== (\d+) passed in",
         done.stdout,
         re.DOTALL,
     )

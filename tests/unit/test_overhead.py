@@ -1,4 +1,4 @@
-"""tools/overhead.py: the places that it changes are there, and its copy is proxyd without, or with more of, the feature."""
+"""tools/overhead.py: the places that it changes are there, and its copy has less, or more, of the feature."""
 
 from __future__ import annotations
 
