@@ -41,7 +41,7 @@ async def ping(wanted: PingWanted, address: str, link: PeerLink | None, me: Iden
         _, told.delivery_rate_bytes_per_s = link.rtt_and_rate()
         told.streams = link.stream_count
         await _ping_over(channel, wanted, told)
-        if link.channel is channel or len(told.rtts_ns) == wanted.pings:
+        if link.channel is channel or (len(told.rtts_ns) == wanted.pings and told.large_rtt_ns):
             return told
         # It ended meanwhile, most likely because the last trainer there had left: that says nothing of the path.
         told = PingTold(wanted.peer, told.address)
@@ -60,7 +60,7 @@ async def ping(wanted: PingWanted, address: str, link: PeerLink | None, me: Iden
         await _ping_over(channel, wanted, told)
     finally:
         channel.close("it was only a ping")
-    if ended and not told.rtts_ns:
+    if ended and not (told.rtts_ns and told.large_rtt_ns):
         told.error = f"the connection ended: {ended[0]}"
     return told
 

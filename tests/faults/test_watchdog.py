@@ -34,7 +34,7 @@ LONG = os.environ.get("FAULTS_LONG") == "1"
 pytestmark = pytest.mark.timeout(700 if LONG else 60)
 
 LIMIT_S = 1.2
-SATURATED_S = 600.0 if LONG else 5.0
+SATURATED_S, SATURATED_LIMIT_S = (600.0, 10.0) if LONG else (5.0, LIMIT_S)
 _CREDENTIALS = struct.Struct("=iII")
 # A handler in Python runs on the main thread between two steps of the loop, and holds both up.
 _STUCK_AT_SIGUSR1 = (
@@ -92,8 +92,11 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd
     one.close()
 
 
-def test_a_saturated_daemon_pings_in_time_and_not_too_often(systemd: Systemd, start: Callable[..., Net]) -> None:
+def test_a_saturated_daemon_pings_in_time_and_not_too_often(
+    systemd: Systemd, start: Callable[..., Net], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While both agents do what they can: at most half the limit apart, at most ten a second."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(int(SATURATED_LIMIT_S * 1e6)))
     net = start(links={("a", "b"): LinkFigures("20Gbit", "1ms", "1bdp", estimate="fixed")})
     sender, receiver = net.pair()
     members = net.cluster.members
@@ -109,7 +112,8 @@ def test_a_saturated_daemon_pings_in_time_and_not_too_often(systemd: Systemd, st
     for member in members:
         pings = [at_s for at_s in systemd.pings(member.pid) if begun_s <= at_s <= end_s]
         gaps = np.diff([begun_s, *pings, end_s])
-        assert max(gaps) <= LIMIT_S / 2, f"{member.label}: {max(gaps):.2f} s without a ping"
+        print(f"{member.label}: {len(pings)} pings, {max(gaps):.2f} s apart at most")
+        assert max(gaps) <= SATURATED_LIMIT_S / 2, f"{member.label}: {max(gaps):.2f} s without a ping"
         assert len(pings) <= 10 * (end_s - begun_s)
     for member in members:
         net.cluster.kill(member, signal.SIGTERM)

@@ -11,6 +11,7 @@ import pytest
 from proxyd.agent import ping as pings
 from proxyd.agent.handshake import Identity
 from proxyd.agent.peers import PeerLink
+from proxyd.agent.tcp import PathSizes
 from proxyd.core.ids import AgentName
 from proxyd.runtime.translate_agent import PingTold, PingWanted
 
@@ -43,7 +44,9 @@ class FakeLink:
         return future
 
     def path_sizes(self) -> Any:
-        raise OSError
+        if self.channel is None:
+            raise OSError
+        return PathSizes(1500, 1448)
 
 
 def pinged(monkeypatch: pytest.MonkeyPatch, link: FakeLink) -> tuple[PingTold, list[str]]:
@@ -61,9 +64,9 @@ def pinged(monkeypatch: pytest.MonkeyPatch, link: FakeLink) -> tuple[PingTold, l
     return told, dialled
 
 
-@pytest.mark.parametrize("answers", [0, 1])
+@pytest.mark.parametrize("answers", [0, 1, 2])
 def test_a_connection_that_ends_meanwhile_is_dialled_anew(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
-    """The last trainer there has left, say: what a ping would tell of that is that the path is broken."""
+    """The last trainer there has left, say: what a ping would tell of that is that the path is broken, or narrow."""
     told, dialled = pinged(monkeypatch, FakeLink(answers, ends=True))
     assert dialled == ["10.0.0.2:7601"]
     assert (told.dialled, told.sent, told.rtts_ns) == (True, 0, [])
@@ -71,8 +74,9 @@ def test_a_connection_that_ends_meanwhile_is_dialled_anew(monkeypatch: pytest.Mo
     assert "at 10.0.0.2:7601" in told.error
 
 
-@pytest.mark.parametrize("answers", [0, 1, 2])
+@pytest.mark.parametrize("answers", [0, 1, 2, 3])
 def test_one_that_stands_and_is_silent_is_what_is_told(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
     told, dialled = pinged(monkeypatch, FakeLink(answers, ends=False))
     assert not dialled
-    assert (told.dialled, told.sent, len(told.rtts_ns)) == (False, 2, answers)
+    assert (told.dialled, told.sent, len(told.rtts_ns)) == (False, 2, min(2, answers))
+    assert bool(told.large_rtt_ns) == (answers == 3)
