@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -141,16 +142,14 @@ def test_a_sender_that_scribbles_over_its_posted_block_harms_itself_alone(net: N
         "                block = send.block.data\n"
         "                block[:] = noise.integers(0, 256)\n"
         "threading.Thread(target=scribble, daemon=True).start()\n"
-        "results = []\n"
-        "for number in range(6):\n"
-        "    h = ep.isend(pattern(32 * MIB, 3, number), dst=4, tag=number)\n"
+        "while hear().strip() == 'more':\n"
+        "    h = ep.isend(pattern(32 * MIB, 3, 0), dst=4, tag=1)\n"
         "    try:\n"
         "        h.wait(20)\n"
-        "        results.append('ok')\n"
+        "        say('ok')\n"
         "    except proxyd_client.ProxydError as error:\n"
-        "        results.append(type(error).__name__)\n"
+        "        say(type(error).__name__)\n"
         "stop.set()\n"
-        "say(' '.join(results))\n"
         "ep.send(pattern(5 * MIB, 3, 99), dst=4, tag=99)\n"
         "say('sent')\n"
         "hear()\n"
@@ -158,16 +157,20 @@ def test_a_sender_that_scribbles_over_its_posted_block_harms_itself_alone(net: N
     with traffic(net):
         receiver = net.connect(4, "b")
         other = Trainer(net, 3, "a", body)
-        for number in range(6):
+        # Whether a byte changes between the hash and the kernel's copy is a matter of luck, and of who else computes.
+        until_s = time.monotonic() + 60
+        outcomes: list[str] = []
+        while len(outcomes) < 6 or not net.moved().corrupt:
+            assert time.monotonic() < until_s, f"nothing was corrupted in {len(outcomes)} messages"
+            other.say("more")
             with contextlib.suppress(TransferFailed):
-                assert receiver.recv(src=3, tag=number, timeout_s=30).nbytes == 32 * MIB
-        outcomes = other.hear().split()
+                assert receiver.recv(src=3, tag=1, timeout_s=30).nbytes == 32 * MIB
+            outcomes.append(other.hear())
         assert set(outcomes) <= {"ok", "TransferFailed"}, outcomes
+        other.say("stop")
         # After it, the next message is right.
         assert np.array_equal(receiver.recv(src=3, tag=99, timeout_s=20).array, pattern(5 * MIB, 3, 99))
         assert other.hear() == "sent"
-    moved = net.moved()
-    assert moved.corrupt > 0, "nothing was corrupted: the test proves nothing"
     assert scrape(net.agent("a").metrics).total("proxyd_resent_chunks_total") > 0
 
 
