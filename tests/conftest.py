@@ -10,10 +10,11 @@ import functools
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.groups import GROUPS, group_of, room_of
+from tests.groups import GROUPS, group_of, may_hold, room_of
 
 # Where a container sets it, each of the thousands of daemons and trainers started here would compile all of proxyd
 # again: half a second of one core each, twice what a start takes.
@@ -29,6 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--group", choices=list(GROUPS), help="only the tests of this group (tests/groups.py); all without it"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a test of the group; those that the command line names are collected all the same."""
+    group = config.getoption("--group")
+    if group is None or not collection_path.is_file() or not collection_path.name.startswith("test_"):
+        return None
+    return True if not may_hold(collection_path, group) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

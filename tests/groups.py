@@ -89,3 +89,9 @@ def group_of(path: Path, marks: Collection[str]) -> str:
             if any(name in judged for name in names):
                 return group
     return "alone"
+
+
+def may_hold(path: Path, group: str) -> bool:
+    """Whether a test file can hold tests of a group: it is judged so, or names the group's mark. To collect all files
+    in each worker of each group would take half a minute."""
+    return group_of(path, ()) == group or f"mark.{group}" in path.read_text(encoding="utf-8")

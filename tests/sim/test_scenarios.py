@@ -19,7 +19,7 @@ SEEDS = {
     "agent_dies": 30,
     "barrier": 10,
     "burst": 4,
-    "busy_hosts": 4,
+    "busy_hosts": 3,
     "cancellations": 20,
     "checkpoints": 5,
     "cold_windows": 10,
@@ -28,17 +28,17 @@ SEEDS = {
     "full_receiver": 20,
     "lossy": 20,
     "mixed_classes": 15,
-    "moving_link": 6,
-    "others_on_the_link": 4,
+    "moving_link": 3,
+    "others_on_the_link": 2,
     "pipeline_both_ways": 8,
-    "policed": 4,
+    "policed": 2,
     "small_messages": 25,
-    # Two to three seconds of processor time each, and the links themselves depend little on the seed: two seeds.
+    # Three to eight seconds of processor time each, and the links themselves depend little on the seed: two seeds.
     "three_sites": 2,
     "three_sites_known": 2,
     "three_sites_turns": 2,
     "two_way": 20,
-    "two_way_full": 3,
+    "two_way_full": 2,
 }
 
 LINK = """description = "x"

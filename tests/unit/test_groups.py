@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import code_of, reporting, results_of, said
-from tests.groups import GROUPS, TESTS, group_of, room_of
+from tests.groups import GROUPS, TESTS, group_of, may_hold, room_of
 
 ROOT = TESTS.parent
 
@@ -44,6 +44,19 @@ def test_every_test_file_is_in_a_group_and_every_group_has_some() -> None:
 )
 def test_a_mark_wins_over_the_room_and_what_nobody_judged_runs_alone(path: str, marks: list[str], group: str) -> None:
     assert group_of((TESTS / path).resolve(), marks) == group
+
+
+@pytest.mark.parametrize(
+    ("path", "groups"),
+    [
+        ("faults/test_soak.py", {"together", "alone"}),
+        ("torch/test_two_sites.py", {"by_file", "alone"}),
+        ("e2e/test_delivery.py", {"a_few"}),
+        ("e2e/test_wan.py", {"alone"}),
+    ],
+)
+def test_a_file_is_left_out_where_it_can_have_no_test(path: str, groups: set[str]) -> None:
+    assert {group for group in GROUPS if may_hold(TESTS / path, group)} == groups
 
 
 SUITE = """
