@@ -14,7 +14,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -28,7 +27,8 @@ from proxyd.runtime.tls import TlsIdentity, TlsKeeper, agent_uri, names_agent
 
 SETTLE_S = 3.0
 """A window. Once a handshake has begun, its connection's first call comes within one, or never will."""
-PEERS_REMEMBERED = 4096
+FORGET_WINDOWS = 10
+"""Closed connections are forgotten every so many windows: sooner than a port can be used again (TIME_WAIT, 60 s)."""
 LOOK_S = 0.1
 LOOK_SHARE = 0.05
 """Looks are so far apart at least, and take no more of a processor: one reads a line for each connection of this host,
@@ -54,16 +54,17 @@ class Guard:
         self._least_pending = 0
         """Of this window. So many came to nothing: none of them can have been under way all the time."""
         self._lost = 0
-        self._peers: OrderedDict[str, None] = OrderedDict()
+        self._peers: dict[str, Remote | None] = {}
+        """Connections over which calls have come; nobody gets here without a right certificate."""
         self._given: TlsIdentity | None = None
-        self._ports: set[int] = set()
+        self._ports: tuple[int, ...] = ()
         self._seen: set[Remote] = set()
         self._seen_before: set[Remote] = set()
         self._look_from_s = 0.0
 
     def listens_at(self, port: int) -> None:
         """A TCP port with TLS is open."""
-        self._ports.add(port)
+        self._ports += (port,)
 
     def credentials(self, tls: TlsKeeper) -> grpc.ServerCredentials:
         """For a TCP port. The certificate is looked up for each connection."""
@@ -106,11 +107,8 @@ class Guard:
             return
         peer = context.peer()
         if peer in self._peers:
-            self._peers.move_to_end(peer)
             return
-        self._peers[peer] = None
-        if len(self._peers) > PEERS_REMEMBERED:
-            self._peers.popitem(last=False)
+        self._peers[peer] = remote_of(peer)
         with self._lock:
             self._pending -= 1
             self._least_pending = min(self._least_pending, self._pending)
@@ -130,8 +128,11 @@ class Guard:
     async def watch(self) -> None:
         """Count and name handshakes that came to nothing, for ever."""
         while True:
-            await asyncio.sleep(SETTLE_S)
-            self.settle()
+            for _ in range(FORGET_WINDOWS):
+                await asyncio.sleep(SETTLE_S)
+                self.settle()
+            known = list(self._peers)
+            self.forget(known, await asyncio.to_thread(connected_to, self._ports))
 
     def settle(self) -> None:
         """A window has passed: count what came to nothing before it."""
@@ -151,9 +152,18 @@ class Guard:
             self._strangers(seen) or "hosts that were gone at once",
         )
 
+    def forget(self, known: Collection[str], connected: Collection[Remote]) -> None:
+        """Those of the known peers that are not connected any more: the next one of that name is somebody else."""
+        with self._lock:
+            recent = self._seen | self._seen_before
+        for peer in known:
+            remote = self._peers[peer]
+            if remote not in connected and remote not in recent:
+                del self._peers[peer]
+
     def _strangers(self, seen: Collection[Remote]) -> str:
         """Hosts of those over whose connections no call has come, as words."""
-        served = {remote_of(peer) for peer in self._peers}
+        served = set(self._peers.values())
         hosts = sorted({one.host for one in seen if one not in served})
         more = f" and {len(hosts) - HOSTS_SHOWN} more" if len(hosts) > HOSTS_SHOWN else ""
         return ", ".join(hosts[:HOSTS_SHOWN]) + more

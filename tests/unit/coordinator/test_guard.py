@@ -102,6 +102,29 @@ def test_whoever_was_served_is_not_named(door: Door) -> None:
     assert door.guard._strangers(many).endswith("10.0.0.7 and 2 more")
 
 
+def test_a_port_that_is_used_again_is_another_connection(door: Door) -> None:
+    """It was taken for the one that had been served, and its handshake for one that came to nothing."""
+    stays, goes = door.shake(), door.shake()
+    for call in (stays, goes):
+        door.serve(call)
+    connected = {cast("guards.Remote", guards.remote_of(stays.peer()))}
+    door.guard.forget([stays.peer(), goes.peer()], connected)
+    assert set(door.guard._peers) == {stays.peer(), goes.peer()}, "seen a moment ago: somebody may be named yet"
+    for _ in range(2):
+        door.guard.settle()
+    door.guard.forget([stays.peer(), goes.peer()], connected)
+    door.guard.handshake_begins()
+    door.serve(goes)
+    door.serve(stays)
+    for _ in range(3):
+        door.guard.settle()
+    assert door.refused() == 0
+    door.shake()
+    door.guard.settle()
+    door.guard.settle()
+    assert door.refused() == 1
+
+
 def test_looks_take_a_bounded_share_of_a_processor(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "LOOK_SHARE", 1e-9)
     first, _ = door.shake(), door.shake()
