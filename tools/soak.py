@@ -2,7 +2,7 @@
 """Real daemons under mixed load for as long as one likes, with processes killed at random; nothing may be wrong, lost
 or repeated, and nothing may grow.
 
-    tools/soak.py --seconds 180 --kill trainers,coordinator --pause 0.05   what CI runs
+    tools/soak.py --seconds 180 --kill trainers,coordinator --pause 0.1    what CI runs
     tools/soak.py --seconds 3600 --kill trainers,coordinator        an hour
     tools/soak.py --seconds 3600 --pause 0.1 --largest 1048576      an hour that leaves room for other work
     tools/soak.py --kill trainers,coordinator,agents --seed 7 --out build/soak.json

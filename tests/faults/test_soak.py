@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 180 if os.environ.get("CI") == "true" else 20
-PAUSE_S = 0.05
-"""Between two messages of a trainer: half of a processor is left to the tests beside it."""
+PAUSE_S = 0.1
+"""Between two messages of a trainer: most of a processor is left to the tests beside it."""
 
 
 # Side by side with others: it looks at sums, memory and descriptors, and what it does takes three minutes anyway.

@@ -16,18 +16,18 @@ from proxyd.sim.scenario import InvariantError, Result, Run, load_scenario, run_
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 SEEDS = {
-    "agent_dies": 30,
-    "barrier": 10,
+    "agent_dies": 20,
+    "barrier": 8,
     "burst": 4,
     "busy_hosts": 3,
-    "cancellations": 20,
+    "cancellations": 16,
     "checkpoints": 5,
     "cold_windows": 10,
-    "coordinator_restarts": 20,
-    "far_coordinator": 20,
-    "full_receiver": 20,
-    "lossy": 20,
-    "mixed_classes": 15,
+    "coordinator_restarts": 16,
+    "far_coordinator": 18,
+    "full_receiver": 16,
+    "lossy": 16,
+    "mixed_classes": 12,
     "moving_link": 3,
     "others_on_the_link": 2,
     "pipeline_both_ways": 8,
@@ -37,7 +37,7 @@ SEEDS = {
     "three_sites": 2,
     "three_sites_known": 2,
     "three_sites_turns": 2,
-    "two_way": 20,
+    "two_way": 14,
     "two_way_full": 2,
 }
 
