@@ -17,7 +17,7 @@ import pytest
 from tests.groups import GROUPS, group_of, may_hold, room_of
 
 # Where a container sets it, each of the thousands of daemons and trainers started here would compile all of proxyd
-# again: half a second of one core each, twice what a start takes.
+# again: half a second of one core each, which doubles a start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
